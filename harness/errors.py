@@ -4,8 +4,8 @@ Every message names what was wrong, where, and what to do about it. The command 
 message without a traceback and exits with the class's ``exit_code``::
 
     HarnessError
-    ├── UsageError             2   an option or a scenario that cannot be planned; nothing was started
-    ├── TargetError            3   the server cannot serve this run (unreachable, wrong model, no reset route)
+    ├── UsageError             2   an option or scenario that cannot be planned; nothing started
+    ├── TargetError            3   the server cannot serve this run (unreachable, wrong model)
     │   └── KeepUnsupported    4   the server does not know the keep reset
     ├── ReplicaError           5   a managed replica did not start, or died
     ├── RunAborted             6   the run stopped early: the server went away, the disk filled up

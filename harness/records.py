@@ -160,7 +160,8 @@ class ServerSample(msgspec.Struct, frozen=True):
     """One engine's metrics at one scrape; one line of ``server.jsonl``.
 
     ``metrics`` maps Prometheus names without the ``vllm:`` prefix to values; on disk they stand
-    beside ``t`` and ``engine``. An engine behind the n-th of several metrics addresses is ``n/engine``.
+    beside ``t`` and ``engine``. An engine behind the n-th metrics address of several is
+    ``n/engine``.
     """
 
     t: float
@@ -168,9 +169,11 @@ class ServerSample(msgspec.Struct, frozen=True):
     metrics: dict[str, float]
 
 
-class TickerRecord(msgspec.Struct, frozen=True):
-    """How late this process's own 20 ms ticker woke during one second of the run."""
+class ClientSample(msgspec.Struct, frozen=True):
+    """One second of this process's own health; one line of ``client.jsonl``."""
 
     t: float
+    cpu: float
+    """CPU seconds this process has used so far."""
     overshoots: tuple[float, ...]
-    """Seconds past each deadline, one value a tick."""
+    """How late each tick of its 20 ms ticker woke, in seconds."""
