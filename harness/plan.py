@@ -6,14 +6,29 @@ prompts, output lengths and reset instants, and so the same bytes on the wire.
 
 from __future__ import annotations
 
+import difflib
+import hashlib
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 
+from harness.errors import UsageError
+from harness.load.arrivals import Stream, poisson, stream, zipf_choice
+from harness.load.prompts import Prompts
 from harness.records import Arrival, PlannedReset, ResetMode
 
-WARMUP_RULE_SECONDS = 60.0
-"""A queue near capacity forgets its start slowly: warm up at least this long."""
+WARMUP_RULE = 60.0
+"""Seconds of warm-up at least; near capacity 5 × mean latency/(1 − ρ) may be more."""
+SPACING_RULE = 120.0
+"""Seconds between resets at least; near capacity 10 × mean latency/(1 − ρ) may be more."""
+LOOK: Mapping[str, Any] = {"load.warmup": 30.0, "load.duration": 120.0, "resets.every": 30.0}
+"""The timing of a run that names none: a look, not a verdict, in 150 s of load."""
 
 
 class PromptForm(StrEnum):
@@ -38,18 +53,18 @@ class LengthLaw(StrEnum):
     """Geometric with mean ``tokens``."""
 
 
-class LoadSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LoadSpec(msgspec.Struct, frozen=True):
     """When requests are sent. ``duration`` is measured time; load lasts ``warmup + duration``."""
 
     rate: float = 4.0
     """Mean arrivals a second of the Poisson process."""
-    duration: float = 120.0
-    warmup: float = 30.0
+    duration: float = 600.0
+    warmup: float = WARMUP_RULE
     max_in_flight: int | None = None
     """Cap on requests in flight; None is an open loop. A cap that bites shows as queueing."""
 
 
-class PromptSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PromptSpec(msgspec.Struct, frozen=True):
     """What requests ask: a shared prefix drawn by a Zipf law, then a unique tail."""
 
     form: PromptForm = PromptForm.TOKEN_IDS
@@ -62,29 +77,28 @@ class PromptSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Token ids are drawn from this half-open range; below it lie special tokens of most models."""
 
 
-class OutputSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OutputSpec(msgspec.Struct, frozen=True):
     """How much each request generates."""
 
     law: LengthLaw = LengthLaw.FIXED
     tokens: int = 200
 
 
-class ResetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When the prefix cache is reset, and how. Instants count from the run's zero."""
+class ResetSpec(msgspec.Struct, frozen=True):
+    """When the prefix cache is reset, and how. Instants count from the end of the warm-up."""
 
-    mode: ResetMode | None = None
-    """None plans no reset: a control."""
-    every: float | None = 30.0
-    """Seconds between resets, the first one interval after the warm-up; None if ``at`` is given."""
+    mode: ResetMode = ResetMode.NONE
+    every: float | None = None
+    """Seconds between resets. None: 120 s, or a quarter of a measured period under 480 s."""
     at: tuple[float, ...] = ()
-    """Instants after the warm-up, in seconds, instead of ``every``."""
+    """Instants of the resets instead of ``every``."""
     retry_every: float = 0.05
     """How soon a refused ``default`` reset is tried again, until the next planned reset."""
     external: bool = False
     """Also reset the external (connector) cache: ``reset_external=true``."""
 
 
-class TimeoutSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TimeoutSpec(msgspec.Struct, frozen=True):
     """How long to wait, in seconds."""
 
     connect: float = 10.0
@@ -95,11 +109,11 @@ class TimeoutSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scrape: float = 5.0
     drain: float = 120.0
     """Longest wait for requests in flight after the last arrival."""
-    give_up: float = 15.0
-    """Stop sending when every request has failed for this long."""
+    give_up: float = 30.0
+    """Stop sending when the server has answered nothing, or only failures, for this long."""
 
 
-class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Scenario(msgspec.Struct, frozen=True):
     """Everything that fixes a run's plan."""
 
     name: str = "look"
@@ -119,3 +133,258 @@ class Plan(msgspec.Struct, frozen=True):
     resets: tuple[PlannedReset, ...]
     digest: str
     """SHA-256 over arrivals and prompts: equal digests send equal bytes at equal instants."""
+
+    @property
+    def end(self) -> float:
+        """When load ends, in seconds since the run's zero."""
+        return self.scenario.load.warmup + self.scenario.load.duration
+
+
+OPTIONS: Mapping[str, str] = {
+    "seed": "--seed",
+    "load.rate": "--rate",
+    "load.duration": "--duration",
+    "load.warmup": "--warmup",
+    "load.max_in_flight": "--max-in-flight",
+    "prompts.form": "--form",
+    "prompts.prefixes": "--prefixes",
+    "prompts.prefix_tokens": "--prefix-tokens",
+    "prompts.unique_tokens": "--unique-tokens",
+    "prompts.zipf": "--zipf",
+    "output.law": "--output-law",
+    "output.tokens": "--output-tokens",
+    "resets.mode": "--reset-mode",
+    "resets.every": "--reset-every",
+    "resets.at": "--reset-at",
+    "resets.external": "--reset-external",
+}
+"""The scenario keys that have a flag."""
+
+_LIMITS: Mapping[str, tuple[float, float, str]] = {
+    "seed": (0, 2**63 - 1, ""),
+    "load.rate": (0.001, 10_000, "requests/s"),
+    "load.duration": (1, 604_800, "s"),
+    "load.warmup": (0, 86_400, "s"),
+    "load.max_in_flight": (1, 1_000_000, "requests"),
+    "prompts.prefixes": (1, 100_000, "prefixes"),
+    "prompts.zipf": (0, 10, ""),
+    "prompts.prefix_tokens": (0, 10_000_000, "tokens"),
+    "prompts.unique_tokens": (1, 10_000_000, "tokens"),
+    "output.tokens": (1, 10_000_000, "tokens"),
+    "resets.every": (0.1, 604_800, "s"),
+    "resets.at": (0, 604_800, "s"),
+    "resets.retry_every": (0.001, 3600, "s"),
+    "timeouts.connect": (0.01, 3600, "s"),
+    "timeouts.idle": (0.01, 86_400, "s"),
+    "timeouts.reset": (0.01, 3600, "s"),
+    "timeouts.scrape": (0.01, 3600, "s"),
+    "timeouts.drain": (0, 86_400, "s"),
+    "timeouts.give_up": (0.1, 86_400, "s"),
+}
+"""Allowed range, ends included, and unit of every number a user can set."""
+
+_MOST_ARRIVALS = 20_000_000
+
+
+def read_scenario(file: Path | None, flags: Mapping[str, Any]) -> Scenario:
+    """The scenario in ``file`` (TOML) with ``flags`` (dotted key -> value) on top.
+
+    Without a file and without any timing flag the timing is ``LOOK``'s.
+
+    Raises:
+        UsageError: the file cannot be read, a key is unknown, or a value is out of its range.
+    """
+    settings: dict[str, Any] = {} if file is None else _read_toml(file)
+    where = "the options" if file is None else str(file)
+    if file is None and not flags.keys() & {*LOOK, "resets.at"}:
+        flags = {**LOOK, **flags}
+    elif file is not None:
+        settings.setdefault("name", file.stem)
+    elif "name" not in settings:
+        settings["name"] = "run"
+    if "resets.at" in flags:
+        settings.setdefault("resets", {}).pop("every", None)
+    if "resets.every" in flags:
+        settings.setdefault("resets", {}).pop("at", None)
+    for key, value in flags.items():
+        _put(settings, key, value)
+    _check_keys(settings, Scenario, where)
+    try:
+        scenario = msgspec.convert(settings, Scenario)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{where}: {error}. Correct that value and run again.") from None
+    check(scenario)
+    return scenario
+
+
+def check(scenario: Scenario) -> None:
+    """Raise ``UsageError`` unless every value of ``scenario`` can be planned."""
+    tree = msgspec.to_builtins(scenario)
+    for key, (low, high, unit) in _LIMITS.items():
+        value = _get(tree, key)
+        for one in value if isinstance(value, tuple | list) else [value]:
+            if one is not None and not (math.isfinite(one) and low <= one <= high):
+                allowed = f"{low:,g} to {high:,g}{' ' + unit if unit else ''}"
+                raise UsageError(f"{_option(key)} is {one}; allowed is {allowed}.")
+    low_id, high_id = scenario.prompts.vocabulary
+    if not 0 <= low_id < high_id:
+        raise UsageError(
+            f"prompts.vocabulary is [{low_id}, {high_id}]; it is a half-open range of token ids, "
+            "so the first must be at least 0 and below the second."
+        )
+    if scenario.load.rate * (scenario.load.warmup + scenario.load.duration) > _MOST_ARRIVALS:
+        raise UsageError(
+            f"--rate × (--warmup + --duration) plans over {_MOST_ARRIVALS:,} requests; "
+            "lower one of them."
+        )
+    _check_resets(scenario)
+
+
+def _check_resets(scenario: Scenario) -> None:
+    spec, duration = scenario.resets, scenario.load.duration
+    if spec.at and spec.every is not None:
+        raise UsageError("--reset-at and --reset-every exclude each other; give one of them.")
+    late = [instant for instant in spec.at if instant >= duration]
+    if late:
+        raise UsageError(
+            f"--reset-at {late[0]:g} lies past the measured period of {duration:g} s; "
+            "give an earlier instant or a longer --duration."
+        )
+    if len(set(spec.at)) < len(spec.at):
+        raise UsageError("--reset-at names the same instant twice; give each instant once.")
+    if spec.mode is not ResetMode.NONE and not reset_instants(scenario):
+        raise UsageError(
+            f"--reset-every {spec.every:g} leaves no room for a reset with a window of its own in "
+            f"--duration {duration:g}; the duration must be at least twice the spacing."
+        )
+
+
+def reset_instants(scenario: Scenario) -> tuple[float, ...]:
+    """Planned reset instants in seconds since the run's zero.
+
+    With ``every`` the first comes one interval after the warm-up and each has a whole interval
+    behind it, so that all windows (and the one before the first reset) are equally long.
+    """
+    spec, load = scenario.resets, scenario.load
+    if spec.at:
+        return tuple(load.warmup + instant for instant in sorted(spec.at))
+    every = spec.every
+    if every is None:
+        every = SPACING_RULE if load.duration >= 4 * SPACING_RULE else load.duration / 4
+    count = math.floor(load.duration / every + 1e-9) - 1
+    return tuple(load.warmup + every * k for k in range(1, count + 1))
+
+
+def make_plan(scenario: Scenario) -> Plan:
+    """Draw everything ``scenario`` leaves to its seed.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+    check(scenario)
+    seed, load = scenario.seed, scenario.load
+    instants = poisson(load.rate, load.warmup + load.duration, stream(seed, Stream.GAPS))
+    prefixes = zipf_choice(
+        scenario.prompts.prefixes,
+        scenario.prompts.zipf,
+        len(instants),
+        stream(seed, Stream.PREFIXES),
+    )
+    lengths = _output_lengths(scenario.output, len(instants), stream(seed, Stream.LENGTHS))
+    arrivals = tuple(
+        Arrival(number, scheduled, prefix, tokens)
+        for number, (scheduled, prefix, tokens) in enumerate(
+            zip(instants.tolist(), prefixes.tolist(), lengths, strict=True)
+        )
+    )
+    mode = scenario.resets.mode
+    resets = (
+        ()
+        if mode is ResetMode.NONE
+        else tuple(
+            PlannedReset(number, instant, mode)
+            for number, instant in enumerate(reset_instants(scenario))
+        )
+    )
+    return Plan(scenario, arrivals, resets, _digest(scenario, arrivals))
+
+
+def prompts_of(scenario: Scenario) -> Prompts:
+    """The maker of this scenario's prompts."""
+    spec = scenario.prompts
+    return Prompts(
+        seed=scenario.seed,
+        prefix_tokens=spec.prefix_tokens,
+        unique_tokens=spec.unique_tokens,
+        vocabulary=spec.vocabulary,
+    )
+
+
+def _output_lengths(spec: OutputSpec, count: int, rng: np.random.Generator) -> list[int]:
+    match spec.law:
+        case LengthLaw.FIXED:
+            lengths = np.full(count, spec.tokens)
+        case LengthLaw.UNIFORM:
+            lengths = rng.integers(1, 2 * spec.tokens, size=count)
+        case LengthLaw.GEOMETRIC:
+            lengths = rng.geometric(1 / spec.tokens, size=count)
+    return [int(length) for length in lengths]
+
+
+def _digest(scenario: Scenario, arrivals: Sequence[Arrival]) -> str:
+    """Hash of what is sent and when.
+
+    Prompts enter through what makes them: they are a pure function of seed, prompt settings,
+    prefix and id.
+    """
+    made_from = [
+        scenario.seed,
+        msgspec.to_builtins(scenario.prompts),
+        msgspec.to_builtins(scenario.output),
+        arrivals,
+    ]
+    return hashlib.sha256(msgspec.json.encode(made_from)).hexdigest()
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"--scenario {file}: {error.strerror}. Give the path of a TOML file."
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"--scenario {file} is not valid TOML: {error}.") from None
+
+
+def _check_keys(settings: Mapping[str, Any], kind: type[msgspec.Struct], where: str) -> None:
+    """Raise ``UsageError`` for the first key that ``kind`` does not have."""
+    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    for key, value in settings.items():
+        if key not in fields:
+            near = difflib.get_close_matches(key, fields, n=1, cutoff=0.0)
+            raise UsageError(f"{where}: unknown key {key!r}; the nearest known one is {near[0]!r}.")
+        inner = fields[key]
+        if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+            if not isinstance(value, Mapping):
+                raise UsageError(f"{where}: {key!r} is a table, not {value!r}; write [{key}].")
+            _check_keys(value, inner, f"{where}: [{key}]")
+
+
+def _put(settings: dict[str, Any], key: str, value: object) -> None:
+    *tables, last = key.split(".")
+    for table in tables:
+        settings = settings.setdefault(table, {})
+    settings[last] = value
+
+
+def _get(tree: Mapping[str, Any], key: str) -> Any:  # noqa: ANN401 - a value of a parsed tree
+    found: Any = tree
+    for part in key.split("."):
+        found = found[part]
+    return found
+
+
+def _option(key: str) -> str:
+    flag = OPTIONS.get(key)
+    return f"{flag} ({key} in a scenario)" if flag else key

@@ -15,6 +15,8 @@ import msgspec
 class ResetMode(StrEnum):
     """What is done to the prefix cache at a planned reset."""
 
+    NONE = "none"
+    """Plan no reset at all: a control. No planned reset carries it."""
     DEFAULT = "default"
     """vLLM's own reset; refused while any block is held."""
     PREEMPT = "preempt"

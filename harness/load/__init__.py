@@ -1,0 +1,1 @@
+"""Open-loop load: when to send (arrivals), what to send (prompts), and sending it (dispatch)."""
