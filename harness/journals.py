@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -52,6 +53,13 @@ class Manifest(msgspec.Struct, frozen=True):
     """Doubts raised while running; analysis adds its own."""
 
 
+_COLUMNS = tuple(name for name in RequestRecord.__struct_fields__ if name != "token_times")
+_NUMBERS = (
+    *("scheduled", "started", "sent", "first_token", "finished"),
+    *("prompt_tokens", "completion_tokens", "cached_tokens", "http_status"),
+)
+
+
 @dataclass(frozen=True)
 class RequestTable:
     """Requests as columns, in order of their ids.
@@ -67,22 +75,28 @@ class RequestTable:
 
     @classmethod
     def from_records(cls, records: Iterable[RequestRecord]) -> RequestTable:
-        """Table of ``records``, which may come in any order."""
-        ordered = sorted(records, key=lambda record: record.id)
-        columns = [name for name in RequestRecord.__struct_fields__ if name != "token_times"]
-        floats = {"scheduled", "started", "sent", "first_token", "finished"}
-        counts = {"prompt_tokens", "completion_tokens", "cached_tokens", "http_status"}
-        frame = pd.DataFrame(
-            {name: [getattr(record, name) for record in ordered] for name in columns}
-        ).astype(dict.fromkeys(floats | counts, "float64"))
-        lengths = np.fromiter((len(r.token_times) for r in ordered), np.int64, len(ordered))
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
-        stamps = np.fromiter(
-            (stamp for record in ordered for stamp in record.token_times),
-            np.float64,
-            int(offsets[-1]),
-        )
-        return cls(frame, stamps, offsets)
+        """Table of ``records``, which may come in any order; each is let go once it is read."""
+        columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+        stamps, lengths = array("d"), array("q")
+        for record in records:
+            for name, values in columns.items():
+                values.append(getattr(record, name))
+            stamps.extend(record.token_times)
+            lengths.append(len(record.token_times))
+        frame = pd.DataFrame(columns).astype(dict.fromkeys(_NUMBERS, "float64"))
+        return cls._in_order(frame, np.asarray(stamps), np.asarray(lengths, np.int64))
+
+    @classmethod
+    def _in_order(
+        cls, frame: pd.DataFrame, stamps: NDArray[np.float64], lengths: NDArray[np.int64]
+    ) -> RequestTable:
+        order = np.argsort(frame["id"].to_numpy(np.int64), kind="stable")
+        begins = np.cumsum(lengths) - lengths
+        lengths = lengths[order]
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+        taken = np.repeat(begins[order], lengths) + within
+        return cls(frame.iloc[order].reset_index(drop=True), stamps[taken], offsets)
 
     def __len__(self) -> int:
         return len(self.frame)

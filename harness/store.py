@@ -33,7 +33,8 @@ class RunFolder:
     """The folder of a run in progress; the only writer of its files.
 
     ``append`` only buffers; ``flush`` writes, and may be called from another thread. A flush
-    that fails (disk full, folder deleted) raises ``JournalError`` and keeps what it could not write.
+    that fails (disk full, folder deleted) raises ``JournalError``; what it
+    could not write stays buffered.
     """
 
     def __init__(self, path: Path) -> None:
