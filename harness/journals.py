@@ -54,10 +54,12 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 _COLUMNS = tuple(name for name in RequestRecord.__struct_fields__ if name != "token_times")
-_NUMBERS = (
-    *("scheduled", "started", "sent", "first_token", "finished"),
-    *("prompt_tokens", "completion_tokens", "cached_tokens", "http_status"),
-)
+_DTYPES = dict.fromkeys(_COLUMNS, "float64") | {
+    "id": "int64",
+    "prefix": "int64",
+    "outcome": "str",
+    "error": "object",
+}
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class RequestTable:
                 values.append(getattr(record, name))
             stamps.extend(record.token_times)
             lengths.append(len(record.token_times))
-        frame = pd.DataFrame(columns).astype(dict.fromkeys(_NUMBERS, "float64"))
+        frame = pd.DataFrame(columns).astype(_DTYPES)
         return cls._in_order(frame, np.asarray(stamps), np.asarray(lengths, np.int64))
 
     @classmethod
