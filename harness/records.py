@@ -179,3 +179,31 @@ class ClientSample(msgspec.Struct, frozen=True):
     """CPU seconds this process has used so far."""
     overshoots: tuple[float, ...]
     """How late each tick of its 20 ms ticker woke, in seconds."""
+
+
+class Phase(StrEnum):
+    """What a run is doing."""
+
+    PREPARING = "preparing the cache"
+    WARMING = "warming up"
+    MEASURING = "measuring"
+    DRAINING = "draining"
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """Where a run stands, for whoever watches it."""
+
+    phase: Phase
+    t: float
+    end: float
+    """When load ends, seconds since the run's zero."""
+    in_flight: int = 0
+    sent: int = 0
+    done: int = 0
+    """Requests that ended ``ok``."""
+    failed: int = 0
+    ttft: float | None = None
+    """Median TTFT, seconds, of the requests that ended in the last few seconds."""
+    resets_done: int = 0
+    resets_planned: int = 0
+    last_reset: ResetRecord | None = None
