@@ -1,10 +1,9 @@
-"""How a server is reached: the client, its key and its certificates, and the API's addresses."""
+"""How a server is reached: the client and the addresses of the API."""
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
-from pathlib import Path
 
 import httpx
 
@@ -16,41 +15,28 @@ from harness.wire.transport import StampedTransport
 def open_client(
     timeouts: TimeoutSpec,
     *,
-    ca: Path | None = None,
-    key: str | None = None,
     headers: Mapping[str, str] | None = None,
+    verify: ssl.SSLContext | bool = True,
 ) -> httpx.AsyncClient:
     """Client for ``Completions``: stamped, direct (no proxy), redirects reported.
 
     Args:
         timeouts: Its ``connect`` and ``idle`` apply.
-        ca: PEM file of a certificate authority to trust besides the usual ones.
-        key: API key, sent as a bearer token.
-        headers: Further headers of every request.
+        headers: Headers of every request, the API key among them.
+        verify: TLS settings as httpx takes them.
 
     Raises:
-        UsageError: The key or a header cannot be sent, or the CA file cannot be read. The message
-            never holds the value.
+        UsageError: A header cannot be sent. The message does not hold its value.
     """
-    fields = dict(headers or {})
-    if key is not None:
-        fields["Authorization"] = f"Bearer {key}"
-    for name, value in fields.items():
+    for name, value in (headers or {}).items():
         if not (value.isascii() and value.isprintable()):
             raise UsageError(
                 f"the value of header {name} has a line end or a sign outside ASCII: "
-                "check the API key or header for stray white space"
+                "check the key or header for stray white space"
             )
-    context: ssl.SSLContext | None = None
-    if ca is not None:
-        context = httpx.create_ssl_context()
-        try:
-            context.load_verify_locations(ca)
-        except OSError as error:
-            raise UsageError(f"CA file {ca} cannot be used: {error}") from error
     return httpx.AsyncClient(
-        transport=StampedTransport(verify=context),
-        headers=fields,
+        transport=StampedTransport(verify=verify),
+        headers=headers,
         timeout=httpx.Timeout(timeouts.idle, connect=timeouts.connect),
         trust_env=False,
     )

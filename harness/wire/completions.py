@@ -45,7 +45,7 @@ class _Body(msgspec.Struct, omit_defaults=True):
 
 @dataclass
 class _Flight:
-    """A request that has no record yet."""
+    """A request that has no record yet; ``started`` in seconds since zero."""
 
     arrival: Arrival
     started: float
@@ -95,12 +95,17 @@ class Completions:
         """Requests whose response has not ended."""
         return sum(flight.exchange.ended is None for flight in self._flights.values())
 
-    async def send(self, arrival: Arrival, prompt: Sequence[int] | str) -> RequestRecord:
+    async def send(
+        self, arrival: Arrival, prompt: Sequence[int] | str, started: float | None = None
+    ) -> RequestRecord:
         """Send one request now and return its record, whatever the server does.
 
-        Raises nothing but cancellation, after which ``abandon`` has the record.
+        ``started`` is when its task began, in seconds since zero, if that was before now. Raises
+        nothing but cancellation, after which ``abandon`` has the record.
         """
-        flight = _Flight(arrival, perf_counter())
+        if started is None:
+            started = perf_counter() - self._zero
+        flight = _Flight(arrival, started)
         self._flights[arrival.id] = flight
         exchange = flight.exchange
         request = httpx.Request(
@@ -170,7 +175,7 @@ class Completions:
         return RequestRecord(
             id=flight.arrival.id,
             scheduled=flight.arrival.scheduled,
-            started=flight.started - zero,
+            started=flight.started,
             prefix=flight.arrival.prefix,
             outcome=outcome,
             finished=ended - zero,

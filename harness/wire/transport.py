@@ -81,7 +81,7 @@ class StampedTransport(httpx.AsyncBaseTransport):
     ``write`` and ``pool`` do not apply.
 
     Args:
-        verify: TLS settings; None takes httpx's default when the first ``https`` URL is met.
+        verify: TLS settings as httpx takes them; made when the first ``https`` URL is met.
         uds: Path of a Unix socket to connect to, whatever the URL's host.
         keep_alive: Seconds after which an idle connection is not used again.
 
@@ -94,11 +94,12 @@ class StampedTransport(httpx.AsyncBaseTransport):
     def __init__(
         self,
         *,
-        verify: ssl.SSLContext | None = None,
+        verify: ssl.SSLContext | bool = True,
         uds: str | None = None,
         keep_alive: float = KEEP_ALIVE_SECONDS,
     ) -> None:
         self._verify = verify
+        self._tls: ssl.SSLContext | None = None
         self._uds = uds
         self._keep_alive = keep_alive
         self._idle: dict[Origin, list[_Connection]] = {}
@@ -179,9 +180,9 @@ class StampedTransport(httpx.AsyncBaseTransport):
         return connection
 
     def _context(self) -> ssl.SSLContext:
-        if self._verify is None:
-            self._verify = httpx.create_ssl_context()
-        return self._verify
+        if self._tls is None:
+            self._tls = httpx.create_ssl_context(self._verify)
+        return self._tls
 
 
 class _Connection(asyncio.Protocol):
