@@ -132,13 +132,14 @@ def read_run(path: Path) -> Journals:
     manifest = _read_manifest(path / MANIFEST)
     torn: list[str] = []
     requests = RequestTable.from_records(_lines(path / REQUESTS, RequestRecord, torn))
-    resets = tuple(_lines(path / RESETS, ResetRecord, torn))
+    # A long wait is journaled several times; the last line of an id counts.
+    resets = {record.id: record for record in _lines(path / RESETS, ResetRecord, torn)}
     server = tuple(
         ServerSample(t=line.pop("t"), engine=line.pop("engine"), metrics=line)
         for line in _lines(path / SERVER, dict[str, Any], torn)
     )
     client = tuple(_lines(path / CLIENT, ClientSample, torn))
-    return Journals(manifest, requests, resets, server, client, tuple(torn))
+    return Journals(manifest, requests, tuple(resets.values()), server, client, tuple(torn))
 
 
 def _read_manifest(file: Path) -> Manifest:

@@ -1,4 +1,4 @@
-"""Where a run's traffic goes: load, resets and scrapes, each with headers, key and CA of its own."""
+"""Where a run's traffic goes: load, resets and scrapes, each with own headers, key and CA."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Endpoint:
     def is_loopback(self) -> bool:
         """Whether the address names this machine by its loopback name."""
         host = urlsplit(self.url).hostname or ""
-        return host == "localhost" or host == "::1" or host.startswith("127.")
+        return host in {"localhost", "::1"} or host.startswith("127.")
 
     def verify(self) -> ssl.SSLContext | bool:
         """What ``httpx`` takes as ``verify``.
