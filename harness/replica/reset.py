@@ -4,6 +4,9 @@ The route is ``POST /reset_prefix_cache`` (``vllm/entrypoints/serve/dev/cache/ap
 Stock vLLM answers 200 with ``{"success": bool}``; with the keep-mode plugin the reply also tells
 ``mode``, ``running``, ``waiting``, ``preempted``, ``discarded_tokens``, ``cached_blocks``,
 ``held_blocks``, ``stall_seconds`` and ``engines``, and ``error`` beside a status of 500.
+
+A reset waits for the running engine step (12 to 286 ms were seen), takes effect, and is answered a
+few milliseconds later; so of all that is seen here ``replied`` is nearest to the wipe.
 """
 
 from __future__ import annotations
@@ -178,14 +181,3 @@ def combine(attempts: Sequence[tuple[str, ResetAttempt]]) -> ResetAttempt:
 
 def _pod(attempt: ResetAttempt) -> dict[str, Any]:
     return {"outcome": attempt.outcome.value, "replied": attempt.replied, "reply": attempt.reply}
-
-
-def cleared_at(attempt: ResetAttempt) -> float | None:
-    """When a wipe took effect: the instant of its reply, None unless it cleared.
-
-    A reset waits for the running engine step (12 to 286 ms were seen), takes effect, and is
-    answered a few milliseconds later; so of all that was seen the reply is nearest to it. With
-    several pods it is the last one's.
-    """
-    cleared = attempt.outcome in (AttemptOutcome.CLEARED, AttemptOutcome.MARKED)
-    return attempt.replied if cleared else None
