@@ -88,12 +88,19 @@ class Completions:
         del self._template.headers["Content-Length"]
         self._secrets = _secrets(self._template)
         self._flights: dict[int, _Flight] = {}
+        self._heard = 0.0
         self._parsing = anyio.Lock()
 
     @property
     def in_flight(self) -> int:
         """Requests whose response has not ended."""
         return sum(flight.exchange.ended is None for flight in self._flights.values())
+
+    @property
+    def last_heard(self) -> float:
+        """When a byte of a response's body last arrived, seconds since zero; 0.0 if none has."""
+        reads = [flight.exchange.reads for flight in self._flights.values()]
+        return max([self._heard, *(read[-1][0] - self._zero for read in reads if read)])
 
     async def send(
         self, arrival: Arrival, prompt: Sequence[int] | str, started: float | None = None
@@ -170,6 +177,8 @@ class Completions:
     ) -> RequestRecord:
         exchange, usage, zero = flight.exchange, answer.usage, self._zero
         ended = perf_counter() if exchange.ended is None else exchange.ended
+        if exchange.reads:
+            self._heard = max(self._heard, exchange.reads[-1][0] - zero)
         details = usage.prompt_tokens_details if usage else None
         times = tuple([stamp - zero for stamp in answer.token_times])
         return RequestRecord(
