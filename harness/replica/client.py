@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import ssl
+from http import HTTPStatus
+
 import httpx
 
+from harness.errors import TargetError
 from harness.target import Endpoint
+
+TIMEOUT = 10.0
+"""Seconds to wait for a route that only tells something."""
 
 
 def control_client(endpoint: Endpoint, timeout: float) -> httpx.AsyncClient:
@@ -21,3 +28,75 @@ def control_client(endpoint: Endpoint, timeout: float) -> httpx.AsyncClient:
         limits=httpx.Limits(keepalive_expiry=2.0),
         trust_env=False,
     )
+
+
+async def get(endpoint: Endpoint, route: str) -> httpx.Response:
+    """The answer of ``route``.
+
+    Raises:
+        TargetError: there is no answer of status 200; the message says which kind of wrong it is.
+    """
+    response = await reach(endpoint, route)
+    status, url = response.status_code, endpoint.url
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        given = "authorization" in map(str.lower, endpoint.headers)
+        raise TargetError(
+            f"{url} refuses the key (HTTP {status}): "
+            + ("give the one it was started with" if given else "it wants one and none was given")
+        )
+    if response.is_redirect:
+        raise TargetError(
+            f"{url}{route} redirects to {response.headers.get('location')}: give the final address "
+            "itself; redirects are refused, so that no key goes elsewhere"
+        )
+    if status == HTTPStatus.NOT_FOUND:
+        raise TargetError(
+            f"{url} answers in HTTP and has no {route}: this is not vLLM, or its base path is "
+            "missing from the address"
+        )
+    if status != HTTPStatus.OK:
+        raise TargetError(f"{url}{route} answers HTTP {status}: {response.text[:500]}")
+    return response
+
+
+async def reach(endpoint: Endpoint, route: str) -> httpx.Response:
+    """The answer of ``route``, whatever its status.
+
+    Raises:
+        TargetError: there is none.
+    """
+    url = endpoint.url
+    try:
+        async with control_client(endpoint, TIMEOUT) as client:
+            return await client.get(f"{url}{route}")
+    except httpx.TimeoutException as failure:
+        raise TargetError(
+            f"{url} gave no answer to {route} in {TIMEOUT:.0f} s ({type(failure).__name__}): is "
+            "the server up, and not behind a firewall?"
+        ) from failure
+    except httpx.ConnectError as failure:
+        raise TargetError(_unreachable(url, failure)) from failure
+    except httpx.ProtocolError as failure:
+        raise TargetError(
+            f"{url} accepts connections and does not speak HTTP there ({failure}): check the port, "
+            "and http:// against https://"
+        ) from failure
+    except httpx.TransportError as failure:
+        raise TargetError(
+            f"{url}{route}: the connection broke ({type(failure).__name__}: {failure}); check the "
+            "port, and http:// against https://"
+        ) from failure
+
+
+def _unreachable(url: str, failure: BaseException) -> str:
+    cause: BaseException | None = failure
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return (
+            f"the certificate of {url} does not verify ({cause.verify_message}): name the "
+            "authority that signed it with the address's CA option"
+        )
+    if cause is not None:
+        return f"{url} does not speak TLS ({cause.reason}): is it http:// instead?"
+    return f"{url} cannot be reached ({failure}): is the server up, and the address right?"
