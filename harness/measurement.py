@@ -52,6 +52,8 @@ class Ending:
     reason: str | None = None
     error: HarnessError | None = None
     """What to raise once the partial report is out; None for a complete or interrupted run."""
+    measured: bool = False
+    """Whether load began, so that there is something to report."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,9 @@ class Instruments:
     """What a measurement acts through; all instants are seconds since its zero."""
 
     send: Callable[[Arrival, float], Awaitable[RequestRecord]]
-    """Send an arrival whose task began at the given instant; if cancelled, still returns."""
+    """Send an arrival whose task began at the given instant; raises only cancellation."""
+    abandon: Callable[[], Sequence[RequestRecord]]
+    """Records of the requests whose ``send`` was cancelled."""
     reset: Callable[[ResetMode], Awaitable[ResetAttempt]]
     scrape: Callable[[], Awaitable[Sequence[ServerSample]]]
     """Sample every engine; empty where a scrape failed."""
@@ -102,9 +106,10 @@ class _Measurement:
         self._watch = watch
         self._sending = anyio.CancelScope()
         self._in_flight = anyio.CancelScope()
-        self._ending = Ending(RunStatus.COMPLETE)
+        self._ending = Ending(RunStatus.COMPLETE, measured=True)
         self._outcomes: Counter[Outcome] = Counter()
         self._sent = 0
+        self._busy_since = 0.0
         self._recent: deque[tuple[float, float]] = deque()
         self._failing_since: float | None = None
         self._last_failure: RequestRecord | None = None
@@ -147,6 +152,8 @@ class _Measurement:
                 sending=self._sending,
                 max_in_flight=self._plan.scenario.load.max_in_flight,
             )
+        for record in self._do.abandon():
+            self._note(record)
         if in_time.cancelled_caught:
             self._stop(
                 RunAborted(
@@ -158,8 +165,12 @@ class _Measurement:
             )
 
     async def _send(self, arrival: Arrival, started: float) -> None:
+        if not self._pending:
+            self._busy_since = self._now
         self._sent += 1
-        record = await self._do.send(arrival, started)
+        self._note(await self._do.send(arrival, started))
+
+    def _note(self, record: RequestRecord) -> None:
         self._folder.append_request(record)
         self._outcomes[record.outcome] += 1
         if record.outcome is Outcome.OK:
@@ -218,7 +229,7 @@ class _Measurement:
         while True:
             self._watch(self._progress())
             await anyio.sleep(WATCH_EVERY)
-            silent = self._now - max(self._do.last_heard(), 0.0)
+            silent = self._now - max(self._do.last_heard(), self._busy_since)
             if self._pending and silent > patience:
                 self._stop(
                     RunAborted(
@@ -252,12 +263,12 @@ class _Measurement:
 
     def _interrupt(self, cause: str, *, at_once: bool) -> None:
         if self._ending.status is RunStatus.COMPLETE:
-            self._ending = Ending(RunStatus.INTERRUPTED, f"interrupted by {cause}")
+            self._ending = Ending(RunStatus.INTERRUPTED, f"interrupted by {cause}", measured=True)
         self._halt(at_once)
 
     def _stop(self, error: HarnessError, *, at_once: bool = False) -> None:
         if self._ending.status is RunStatus.COMPLETE:
-            self._ending = Ending(RunStatus.FAILED, str(error), error)
+            self._ending = Ending(RunStatus.FAILED, str(error), error, measured=True)
         self._halt(at_once)
 
     def _halt(self, at_once: bool) -> None:

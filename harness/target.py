@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import msgspec
 
 from harness.errors import UsageError
 
@@ -66,3 +68,84 @@ class Target:
     metrics: tuple[Endpoint, ...]
     model: str | None = None
     """The model to ask for; None asks the server what it serves."""
+
+
+class _EndpointTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    url: str
+    key_env: str | None = None
+    headers: dict[str, str] = {}
+    header_env: dict[str, str] = {}
+    ca: str | None = None
+
+
+class _TargetTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    load: _EndpointTable
+    control: tuple[_EndpointTable, ...] = ()
+    metrics: tuple[_EndpointTable, ...] = ()
+    model: str | None = None
+
+
+def read_target(file: Path, environment: Mapping[str, str]) -> Target:
+    """The target in ``file`` (TOML): ``[load]``, ``[[control]]``, ``[[metrics]]``, ``model``.
+
+    Each table has ``url`` and may have ``key_env`` (name of the variable with its API key),
+    ``headers``, ``header_env`` (header name -> variable with its value) and ``ca``.
+
+    Raises:
+        UsageError: the file cannot be read, has an unknown key, or names an unset variable.
+    """
+    try:
+        table = msgspec.toml.decode(file.read_bytes(), type=_TargetTable)
+    except OSError as error:
+        raise UsageError(f"--target {file}: {error.strerror}.") from None
+    except msgspec.DecodeError as error:
+        raise UsageError(f"--target {file}: {error}.") from None
+
+    def endpoint(entry: _EndpointTable) -> Endpoint:
+        headers = dict(entry.headers)
+        for header, variable in entry.header_env.items():
+            headers[header] = _variable(environment, variable, file)
+        if entry.key_env is not None:
+            headers["Authorization"] = f"Bearer {_variable(environment, entry.key_env, file)}"
+        return Endpoint(entry.url, headers, Path(entry.ca) if entry.ca else None)
+
+    return target(
+        endpoint(table.load),
+        [endpoint(entry) for entry in table.control],
+        [endpoint(entry) for entry in table.metrics],
+        table.model,
+    )
+
+
+def target(
+    load: Endpoint, control: Sequence[Endpoint], metrics: Sequence[Endpoint], model: str | None
+) -> Target:
+    """A target whose resets go to the load's address, and scrapes to the resets', if not said."""
+    pods = tuple(control) or (load,)
+    return Target(load, pods, tuple(metrics) or pods, model)
+
+
+def headers_from(lines: Sequence[str], key: str | None) -> dict[str, str]:
+    """Headers from ``Name: value`` lines and an API key.
+
+    Raises:
+        UsageError: a line has no name or no colon; its value is not repeated.
+    """
+    headers = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon or not name.strip():
+            raise UsageError("--header takes 'Name: value'; one of them has no name or no colon.")
+        headers[name.strip()] = value.strip()
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    return headers
+
+
+def _variable(environment: Mapping[str, str], name: str, file: Path) -> str:
+    try:
+        return environment[name]
+    except KeyError:
+        raise UsageError(
+            f"--target {file}: environment variable {name} is not set; export it first."
+        ) from None

@@ -1,0 +1,94 @@
+"""The options of ``bench``: their types, help and grouping. What they do is ``cli``'s business."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.plan import LengthLaw, PromptForm
+from harness.records import ResetMode
+
+_LOAD, _RESETS, _PROMPTS = "Load", "Resets", "Prompts and outputs"
+_ELSEWHERE, _OWN = "A replica elsewhere", "A replica of our own"
+
+
+def _option(help_text: str, panel: str | None = None, *names: str) -> typer.models.OptionInfo:
+    info: typer.models.OptionInfo = typer.Option(*names, help=help_text, rich_help_panel=panel)
+    return info
+
+
+Rate = Annotated[float | None, _option("Mean arrivals a second; default 4.", _LOAD)]
+Duration = Annotated[
+    float | None,
+    _option("Measured seconds, after the warm-up; with no timing given, 120.", _LOAD),
+]
+Warmup = Annotated[
+    float | None, _option("Seconds of load before; with no timing given, 30.", _LOAD)
+]
+MaxInFlight = Annotated[
+    int | None, _option("Cap on requests in flight; default none, an open loop.", _LOAD)
+]
+Seed = Annotated[int | None, _option("Fixes everything that is drawn; default 1.", _LOAD)]
+ScenarioFile = Annotated[Path | None, _option("TOML file of settings; options override it.", _LOAD)]
+
+ResetModeOption = Annotated[
+    ResetMode | None, _option("What each reset does; default none, a control.", _RESETS)
+]
+ResetEvery = Annotated[
+    float | None, _option("Seconds between resets; with no timing given, 30.", _RESETS)
+]
+ResetAt = Annotated[
+    list[float] | None,
+    _option("A reset this many seconds after the warm-up; repeatable.", _RESETS),
+]
+ResetExternal = Annotated[
+    bool | None, _option("Also reset the KV connector's cache (reset_external).", _RESETS)
+]
+
+Form = Annotated[PromptForm | None, _option("How prompts are sent; token_ids.", _PROMPTS)]
+Prefixes = Annotated[int | None, _option("Shared prefixes in the pool; 24.", _PROMPTS)]
+Zipf = Annotated[
+    float | None, _option("Exponent of the Zipf law prefixes are drawn by; 1.", _PROMPTS)
+]
+PrefixTokens = Annotated[int | None, _option("Tokens of a shared prefix; 2000.", _PROMPTS)]
+UniqueTokens = Annotated[int | None, _option("Tokens of the unique tail; 60.", _PROMPTS)]
+OutputTokens = Annotated[int | None, _option("Tokens to generate, or their mean; 200.", _PROMPTS)]
+OutputLaw = Annotated[LengthLaw | None, _option("How output lengths are chosen; fixed.", _PROMPTS)]
+
+Url = Annotated[
+    str | None,
+    _option("Replica or router that takes the load; without it one is started.", _ELSEWHERE),
+]
+ControlUrl = Annotated[
+    list[str] | None, _option("Takes resets, one a pod; default --url.", _ELSEWHERE)
+]
+MetricsUrl = Annotated[
+    list[str] | None, _option("Sampled, one a pod; default --control-url.", _ELSEWHERE)
+]
+TargetFile = Annotated[
+    Path | None,
+    _option("TOML file of addresses, each with own headers, key and CA.", _ELSEWHERE, "--target"),
+]
+KeyEnv = Annotated[str, _option("Environment variable that holds the API key.", _ELSEWHERE)]
+Header = Annotated[
+    list[str] | None, _option("'Name: value' sent to every address; repeatable.", _ELSEWHERE)
+]
+Ca = Annotated[Path | None, _option("PEM file of the authorities to trust.", _ELSEWHERE)]
+
+Model = Annotated[
+    str | None,
+    _option("Model to ask for, or to start vLLM with; default what is served, or bundled."),
+]
+VllmArg = Annotated[
+    list[str] | None,
+    _option("A flag of the vLLM that is started: --vllm-arg=--max-num-seqs=64.", _OWN),
+]
+StartTimeout = Annotated[float, _option("Seconds it may take to start.", _OWN)]
+Port = Annotated[int | None, _option("Port on 127.0.0.1; default a free one.", _OWN)]
+
+Out = Annotated[Path | None, _option("Folder of the run; default one below results/runs.")]
+RunFolderArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)
+]

@@ -1,0 +1,1 @@
+"""What people look at: text, figures and pages, made from analysis results."""
