@@ -1,0 +1,236 @@
+"""A run's summary as tables in a terminal; plain lines where there is none."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harness.analysis.doubts import Severity
+from harness.analysis.recovery import AFTER, BEFORE, ResetRecovery
+from harness.analysis.resets import SettledReset, Verification
+from harness.analysis.summary import ResetRow, RunSummary
+from harness.analysis.timings import Distribution
+
+UNKNOWN = "–"
+"""Shown for what was not observed."""
+
+
+def print_summary(console: Console, summary: RunSummary) -> None:
+    """Print what a run was, its resets, its distributions, its queue and every doubt about it."""
+    _print(console, _headline(summary), style="bold")
+    _print(console, _volume(summary))
+    if summary.resets:
+        console.print()
+        console.print(_resets(console, summary))
+    console.print()
+    console.print(_distributions(console, summary))
+    console.print()
+    for line in (_idle(summary), _queue(summary), _pressure(summary), _client(summary)):
+        if line:
+            _print(console, line)
+    _print_doubts(console, summary)
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds for a reader: milliseconds below one second, three figures."""
+    if seconds is None:
+        return UNKNOWN
+    if abs(seconds) < 0.9995:
+        return f"{_figures(1000 * seconds)} ms"
+    return f"{_figures(seconds)} s"
+
+
+def _figures(value: float) -> str:
+    """Three significant figures, and never an exponent."""
+    size = abs(value)
+    if size < 0.0005:
+        return "0"
+    if size >= 99.95:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
+
+
+def _headline(summary: RunSummary) -> str:
+    reason = f" ({summary.reason})" if summary.reason else ""
+    return (
+        f"{summary.scenario}: reset mode {summary.mode}, {summary.rate:g} req/s, "
+        f"seed {summary.seed}, {summary.status}{reason}"
+    )
+
+
+def _volume(summary: RunSummary) -> str:
+    volume, period = summary.volume, summary.period
+    failed = sum(volume.failures.values())
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in volume.failures.items())
+    parts = [
+        f"measured {period.start:.0f} to {period.end:.0f} s",
+        f"{volume.sent:,} sent" + ("" if volume.rate is None else f" ({volume.rate:.2f}/s)"),
+        f"{volume.ended:,} ended",
+        f"{failed:,} failed" + (f" ({kinds})" if kinds else ""),
+    ]
+    if volume.tokens_per_second is not None:
+        parts.append(f"{_figures(volume.tokens_per_second)} tokens/s")
+    if volume.cached_share is not None:
+        parts.append(f"{volume.cached_share:.0%} of prompt tokens cached")
+    if volume.unrecorded:
+        parts.append(f"{volume.unrecorded:,} of {volume.planned:,} planned without a record")
+    return ", ".join(parts)
+
+
+def _table(console: Console, title: str) -> Table:
+    ruled = console.is_terminal
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD if ruled else None,
+        show_edge=False,
+        padding=(0, 0 if ruled else 1, 0, 0),
+        pad_edge=False,
+    )
+
+
+def _resets(console: Console, summary: RunSummary) -> Table:
+    title = f"Resets (mean TTFT and latency: {BEFORE:.0f} s before → first {AFTER:.0f} s after)"
+    table = _table(console, title)
+    modes = len({row.reset.record.mode for row in summary.resets}) > 1
+    headers = ["#", "at", *(["mode"] if modes else []), "outcome", "tries", "wait"]
+    headers += ["in\nflight", "pre-\nempted", "TTFT, ms", "latency, s", "TTFT\nback after"]
+    for header in headers:
+        right = header not in ("mode", "outcome")
+        table.add_column(header, justify="right" if right else "left", no_wrap=True)
+    for row in summary.resets:
+        record = row.reset.record
+        table.add_row(
+            str(record.id),
+            f"{record.scheduled:.0f} s",
+            *([record.mode.value] if modes else []),
+            _outcome(row.reset),
+            str(len(record.attempts)),
+            duration(row.wait),
+            str(record.in_flight),
+            _preempted(row.reset),
+            _before_after(row, "ttft", 1000),
+            _before_after(row, "latency", 1),
+            _back_after(row.recovery),
+        )
+    return table
+
+
+def _outcome(reset: SettledReset) -> Text:
+    name = reset.record.outcome.value
+    if reset.tier is not None:
+        name = f"{name} ({reset.tier})"
+    elif reset.verification in (Verification.NOT_REPORTED, Verification.NO_EVIDENCE):
+        name = f"{name}?"
+    good = reset.verification is Verification.CONFIRMED
+    return Text(name, style="green" if good else "yellow")
+
+
+def _preempted(reset: SettledReset) -> str:
+    count, unresolved = reset.record.preemptions, reset.record.preemptions_unresolved
+    if count is None:
+        return UNKNOWN
+    return f"{count}–{count + unresolved}" if unresolved else str(count)
+
+
+def _before_after(row: ResetRow, name: str, scale: int) -> str:
+    if row.recovery is None:
+        return UNKNOWN
+    pair = (getattr(row.recovery.before, name), getattr(row.recovery.after, name))
+    return " → ".join(UNKNOWN if value is None else _figures(scale * value) for value in pair)
+
+
+def _back_after(recovery: ResetRecovery | None) -> str:
+    if recovery is None or recovery.before.ttft is None:
+        return UNKNOWN
+    if recovery.time_to_recover is None:
+        return f"> {recovery.window:.0f} s"
+    return f"{recovery.time_to_recover:.1f} s"
+
+
+def _distributions(console: Console, summary: RunSummary) -> Table:
+    table = _table(console, "Run (from the planned instant unless it says otherwise)")
+    table.add_column("", no_wrap=True)
+    for header in ("count", "mean", "p50", "p90", "p95", "p99", "max"):
+        table.add_column(header, justify="right", no_wrap=True)
+    timings = summary.timings
+    for name, one in (
+        ("TTFT", timings.ttft),
+        ("  from sent", timings.ttft_from_sent),
+        ("latency", timings.latency),
+        ("  from sent", timings.latency_from_sent),
+        ("ITL", timings.itl),
+        ("lag", timings.lag),
+    ):
+        table.add_row(name, *_cells(one))
+    return table
+
+
+def _cells(one: Distribution) -> list[str]:
+    shown = (one.mean, one.p50, one.p90, one.p95, one.p99, one.max)
+    return [f"{one.count:,}", *(duration(value) for value in shown)]
+
+
+def _idle(summary: RunSummary) -> str:
+    idle = summary.idle
+    if idle.per_minute is None or idle.expected_per_minute is None or idle.share is None:
+        return ""
+    return (
+        f"Idle windows: {idle.count} ({idle.per_minute:.2f} a minute; λ·P₀ is "
+        f"{idle.expected_per_minute:.2f}), longest {duration(idle.longest)}, "
+        f"idle {idle.share:.1%} of the time."
+    )
+
+
+def _queue(summary: RunSummary) -> str:
+    queue = summary.occupancy
+    if queue is None:
+        return ""
+    parts = [f"In flight: mean {queue.mean:.1f}, most {queue.most}"]
+    if queue.residence is not None:
+        parts.append(
+            f"Little's law λW = {queue.rate:.2f} × {queue.residence:.2f} s = "
+            f"{queue.mean + queue.boundary:.1f}"
+        )
+    if queue.server_gap is not None:
+        parts.append(f"server's gauges {queue.server_gap:+.1%}")
+    if queue.utilisation is not None:
+        parts.append(f"ρ = {queue.utilisation:.2f}")
+    return "; ".join(parts) + "."
+
+
+def _pressure(summary: RunSummary) -> str:
+    pressure = summary.memory_pressure
+    if pressure is None:
+        return "Preemptions by memory pressure: unknown."
+    least, most = pressure.at_least, pressure.at_most
+    return f"Preemptions by memory pressure: {least if least == most else f'{least} to {most}'}."
+
+
+def _client(summary: RunSummary) -> str:
+    client = summary.client
+    share = UNKNOWN if client.cpu_share is None else f"{client.cpu_share:.0%}"
+    return (
+        f"Client: {share} of a core, ticker late by {duration(client.overshoot.p99)} at p99, "
+        f"lag {duration(summary.timings.lag.p99)} at p99."
+    )
+
+
+def _print_doubts(console: Console, summary: RunSummary) -> None:
+    if not summary.doubts and not summary.warnings:
+        return
+    console.print()
+    for doubt in summary.doubts:
+        void = doubt.severity is Severity.VOID
+        label = "Void" if void else "Doubt"
+        _print(console, f"{label}: {doubt.text}", style="bold red" if void else "yellow")
+        _print(console, f"  → {doubt.remedy}")
+    for warning in summary.warnings:
+        _print(console, f"Noted: {warning}", style="yellow")
+
+
+def _print(console: Console, line: str, *, style: str = "") -> None:
+    console.print(Text(line, style=style), soft_wrap=not console.is_terminal)
