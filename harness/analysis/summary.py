@@ -8,6 +8,7 @@ import msgspec
 
 from harness.analysis import (
     client,
+    curves,
     doubts,
     idle,
     occupancy,
@@ -17,13 +18,16 @@ from harness.analysis import (
     volume,
 )
 from harness.analysis.client import ClientHealth
-from harness.analysis.doubts import Doubt, Evidence
+from harness.analysis.cohorts import effect
+from harness.analysis.curves import RecoveryCurve
+from harness.analysis.doubt import Doubt
+from harness.analysis.doubts import Evidence
 from harness.analysis.idle import IdleWindows
 from harness.analysis.in_flight import InFlight
 from harness.analysis.occupancy import Occupancy
 from harness.analysis.period import Period, measured
 from harness.analysis.preemptions import MemoryPressure
-from harness.analysis.recovery import RecoveryCurve, ResetRecovery
+from harness.analysis.recovery import ResetRecovery
 from harness.analysis.resets import SettledReset, settle_with
 from harness.analysis.timings import Timings
 from harness.analysis.volume import Volume
@@ -80,7 +84,7 @@ def summarize(journals: Journals) -> RunSummary:
     in_flight = InFlight.from_stamps(frame["sent"], frame["finished"])
     attributed = preemptions.attribute(journals)
     settled = settle_with(journals, attributed.resets)
-    effects = [at for reset in settled if (at := recovery.effect(reset)) is not None]
+    effects = [at for reset in settled if (at := effect(reset)) is not None]
     evidence = Evidence(
         journals=journals,
         volume=volume.measure(journals, period),
@@ -111,7 +115,7 @@ def summarize(journals: Journals) -> RunSummary:
         ),
         outcomes=dict(Tally(reset.record.outcome for reset in settled)),
         memory_pressure=attributed.memory_pressure,
-        curves=recovery.curves(journals, settled),
+        curves=curves.draw(journals, settled),
         doubts=doubts.find(evidence),
         warnings=manifest.warnings,
     )

@@ -22,8 +22,8 @@ from matplotlib.ticker import (
 )
 from numpy.typing import NDArray
 
+from harness.analysis.curves import CurveBin, Quartiles, RecoveryCurve
 from harness.analysis.in_flight import InFlight
-from harness.analysis.recovery import CurveBin, Quartiles, RecoveryCurve
 from harness.analysis.summary import RunSummary
 from harness.journals import Journals, RequestTable
 from harness.records import AttemptOutcome, Outcome, ResetMode
@@ -129,7 +129,7 @@ class _Run:
         axes[2].set_title("Requests in flight")
         in_flight = InFlight.from_stamps(self._frame["sent"], finished)
         axes[2].step(in_flight.times, in_flight.level, where="post", color="#333333", lw=0.8)
-        axes[2].set_ylim(bottom=0)
+        axes[2].set_ylim(0, max(1.0, 1.05 * float(in_flight.level.max())))
         axes[2].set_xlabel("seconds since the run's zero")
         for axis in axes:
             self._mark(axis)
@@ -137,6 +137,8 @@ class _Run:
             axis.tick_params(labelbottom=False)
         if not len(self._frame):
             _say(axes[0], "No request was recorded.")
+        elif failed.all():
+            _say(axes[1], "No request succeeded.")
 
     def _scatter(self, axis: Axes, title: str, ended: Floats) -> None:
         axis.set_title(title)

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.analysis.doubts import Severity
+from harness.analysis.doubt import Severity
 from harness.analysis.recovery import AFTER, BEFORE, ResetRecovery
 from harness.analysis.resets import SettledReset, Verification
 from harness.analysis.summary import ResetRow, RunSummary
