@@ -1,0 +1,369 @@
+"""The teaching model does what the real vLLM does: same moves, same states.
+
+Runs on whichever vLLM is installed or stands first on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness.explain.engine import Engine, State, next_token
+from harness.explain.pool import BLOCK_SIZE, EventKind, Pool
+from harness.explain.stories import STORIES
+from harness.records import ResetMode
+
+pytest.importorskip("vllm", reason="needs vLLM: install the cpu or gpu extra")
+plugin = pytest.importorskip("vllm_keep_reset", reason="needs the plugin: pip install ./plugin")
+
+pytestmark = pytest.mark.replica
+
+MAX_LENGTH = 512
+
+
+class Real:
+    """A real vLLM scheduler with the methods of the model's ``Engine``."""
+
+    def __init__(
+        self, vllm_config: Any, blocks: int, budget: int, max_running: int, lookahead: bool
+    ) -> None:
+        import torch
+        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+        from vllm.v1.core.sched.scheduler import Scheduler
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+
+        spec = FullAttentionSpec(
+            block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32
+        )
+        vllm_config.cache_config.num_gpu_blocks = blocks
+        self.scheduler: Any = (AsyncScheduler if lookahead else Scheduler)(
+            vllm_config=vllm_config,
+            kv_cache_config=KVCacheConfig(
+                num_blocks=blocks,
+                kv_cache_tensors=[],
+                kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+            ),
+            structured_output_manager=None,
+            block_size=BLOCK_SIZE,
+            hash_block_size=BLOCK_SIZE,
+            log_stats=False,
+        )
+        self.scheduler.max_num_scheduled_tokens = budget
+        self.scheduler.max_num_running_reqs = max_running
+        self.scheduler.max_num_active_reqs = max_running
+        self.pool = self.scheduler.kv_cache_manager.block_pool
+        self.published: list[Any] = []
+        self.scheduler.kv_event_publisher.publish = lambda batch: self.published.extend(
+            batch.events
+        )
+        self.steps: list[tuple[Any, set[str]]] = []
+        self.requests: dict[str, Any] = {}
+
+    def add(self, name: str, prompt: list[int], output: int) -> None:
+        from vllm.sampling_params import SamplingParams
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+        from vllm.v1.request import Request
+
+        self.requests[name] = Request(
+            request_id=name,
+            prompt_token_ids=list(prompt),
+            sampling_params=SamplingParams(max_tokens=output, ignore_eos=True),
+            pooling_params=None,
+            block_hasher=get_request_block_hasher(BLOCK_SIZE, sha256),
+        )
+        self.scheduler.add_request(self.requests[name])
+
+    def step(self) -> None:
+        self.schedule()
+        self.receive()
+
+    def schedule(self) -> None:
+        output = self.scheduler.schedule()
+        if output.num_scheduled_tokens:
+            samples = {
+                name
+                for name in output.num_scheduled_tokens
+                if not self.requests[name].is_prefill_chunk
+            }
+            self.steps.append((output, samples))
+
+    def receive(self) -> None:
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        if not self.steps:
+            return
+        output, samples = self.steps.pop(0)
+        names = list(output.num_scheduled_tokens)
+        self.scheduler.update_from_output(
+            output,
+            ModelRunnerOutput(
+                req_ids=names,
+                req_id_to_index={name: index for index, name in enumerate(names)},
+                sampled_token_ids=[
+                    [next_token(list(self.requests[name].all_token_ids))] if name in samples else []
+                    for name in names
+                ],
+            ),
+        )
+
+    def abort(self, name: str) -> None:
+        from vllm.v1.request import RequestStatus
+
+        self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
+    def reset(self, mode: ResetMode) -> bool:
+        return self.scheduler.reset_prefix_cache(
+            reset_running_requests=mode is ResetMode.PREEMPT,
+            keep_running_requests=mode is ResetMode.KEEP,
+        )
+
+
+@dataclass
+class Pair:
+    """The model and the real thing, doing the same and compared after every move."""
+
+    model: Engine
+    real: Real
+    names: dict[bytes, str] = field(default_factory=dict)
+    """Real block hash to the model's name for it."""
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        return {request.name: request for request in self.model.requests}
+
+    def add(self, name: str, prompt: list[int], output: int) -> None:
+        self.model.add(name, prompt, output)
+        self.real.add(name, prompt, output)
+        self.compare()
+
+    def step(self) -> None:
+        self.schedule()
+        self.receive()
+
+    def schedule(self) -> None:
+        self.model.schedule()
+        self.real.schedule()
+        self.compare()
+
+    def receive(self) -> None:
+        self.model.receive()
+        self.real.receive()
+        self.compare()
+
+    def abort(self, name: str) -> None:
+        if self.asked[name].state is not State.FINISHED:
+            self.model.finish(self.asked[name])
+        self.real.abort(name)
+        self.compare()
+
+    def reset(self, mode: ResetMode) -> bool:
+        cleared = self.model.reset(mode)
+        assert cleared == self.real.reset(mode)
+        self.compare()
+        return cleared
+
+    def compare(self) -> None:
+        for name, request in self.asked.items():
+            theirs = self.real.requests[name]
+            assert list(theirs.all_token_ids) == request.tokens
+            for label, real_hash in zip_longest(request.hashes, theirs.block_hashes):
+                assert self.names.setdefault(real_hash, label) == label
+        assert len(set(self.names.values())) == len(self.names)
+        assert self.requests_of_model() == self.requests_of_real()
+        assert pool_of_model(self.model.pool) == pool_of_real(self.real.pool, self.names)
+        assert [(e.kind, e.hashes, e.parent) for e in self.model.pool.events] == [
+            event_of_real(event, self.names)
+            for event in self.real.published + self.real.pool.kv_event_queue
+        ]
+
+    def requests_of_model(self) -> dict[str, Any]:
+        return {
+            "running": [request.name for request in self.model.running],
+            "waiting": [request.name for request in self.model.waiting],
+            "held": {
+                request.name: (
+                    request.computed,
+                    [block.id for block in request.blocks],
+                    request.preemptions,
+                    request.in_flight,
+                )
+                for request in self.model.requests
+                if request.state is not State.FINISHED
+            },
+        }
+
+    def requests_of_real(self) -> dict[str, Any]:
+        scheduler = self.real.scheduler
+        return {
+            "running": [request.request_id for request in scheduler.running],
+            "waiting": [request.request_id for request in scheduler.waiting],
+            "held": {
+                name: (
+                    request.num_computed_tokens,
+                    list(scheduler.kv_cache_manager.get_block_ids(name)[0]),
+                    request.num_preemptions,
+                    request.num_in_flight_tokens,
+                )
+                for name, request in scheduler.requests.items()
+            },
+        }
+
+
+def pool_of_model(pool: Pool) -> dict[str, Any]:
+    return {
+        "ref_cnt": [block.ref_cnt for block in pool.blocks[1:]],
+        "hash": [block.hash for block in pool.blocks],
+        "free": [block.id for block in pool.free],
+        "map": pool.map,
+    }
+
+
+def pool_of_real(pool: Any, names: dict[bytes, str]) -> dict[str, Any]:
+    return {
+        "ref_cnt": [block.ref_cnt for block in pool.blocks[1:]],
+        "hash": [block.block_hash and names[block.block_hash[:-4]] for block in pool.blocks],
+        "free": [block.block_id for block in pool.free_block_queue.get_all_free_blocks()],
+        "map": {
+            names[key[:-4]]: list(found) if isinstance(found, dict) else [found.block_id]
+            for key, found in pool.cached_block_hash_to_block._cache.items()
+        },
+    }
+
+
+def event_of_real(event: Any, names: dict[bytes, str]) -> tuple[EventKind, Any, Any]:
+    kind = EventKind(type(event).__name__)
+    hashes = tuple(names[value] for value in getattr(event, "block_hashes", ()))
+    parent = getattr(event, "parent_block_hash", None)
+    return kind, hashes, parent and names[parent]
+
+
+@pytest.fixture(scope="module")
+def vllm_config(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from vllm.config import (
+        CacheConfig,
+        DeviceConfig,
+        KVEventsConfig,
+        ModelConfig,
+        SchedulerConfig,
+        VllmConfig,
+    )
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import init_none_hash
+
+    plugin.register()
+    init_none_hash(sha256)
+    folder = tmp_path_factory.mktemp("model")
+    description = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "vocab_size": 4096,
+        "max_position_embeddings": MAX_LENGTH,
+        "torch_dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(description))
+    return VllmConfig(
+        model_config=ModelConfig(
+            model=str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=MAX_LENGTH
+        ),
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=8,
+            max_num_batched_tokens=MAX_LENGTH,
+            max_model_len=MAX_LENGTH,
+            enable_chunked_prefill=True,
+            is_encoder_decoder=False,
+        ),
+        cache_config=CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=True),
+        device_config=DeviceConfig(device="cpu"),
+        kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
+    )
+
+
+def a_prompt() -> st.SearchStrategy[list[int]]:
+    """A prompt that often shares its beginning with others."""
+    return st.builds(
+        lambda shared, tail: list(range(100, 100 + shared)) + tail,
+        st.integers(0, 20),
+        st.lists(st.integers(0, 3), min_size=1, max_size=6),
+    )
+
+
+MOVES = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), a_prompt(), st.integers(1, 9)),
+        st.tuples(st.just("step")),
+        st.tuples(st.just("step")),
+        st.tuples(st.just("schedule")),
+        st.tuples(st.just("receive")),
+        st.tuples(st.just("abort"), st.integers(0, 9)),
+        st.tuples(st.just("reset"), st.sampled_from(list(ResetMode)[:3])),
+    ),
+    max_size=50,
+)
+
+
+def play(pair: Pair, moves: list[tuple[Any, ...]]) -> None:
+    """Make the moves; at most two steps are in flight, as in vLLM, and at most one without
+    lookahead."""
+    depth = 2 if pair.model.lookahead else 1
+    for move in moves:
+        match move:
+            case ("add", prompt, output):
+                pair.add(f"R{len(pair.asked)}", prompt, output)
+            case ("abort", index) if pair.asked:
+                pair.abort(f"R{index % len(pair.asked)}")
+            case ("step",) if len(pair.model.steps) < depth:
+                pair.step()
+            case ("schedule",) if len(pair.model.steps) < depth:
+                pair.schedule()
+            case ("receive",):
+                pair.receive()
+            case ("reset", mode):
+                pair.reset(mode)
+
+
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    blocks=st.integers(4, 14),
+    budget=st.sampled_from([1, 2, 3, 5, 8, 64]),
+    max_running=st.integers(1, 4),
+    lookahead=st.booleans(),
+    moves=MOVES,
+)
+def test_random_sequences(vllm_config, blocks, budget, max_running, lookahead, moves):
+    pair = Pair(
+        Engine(blocks=blocks, budget=budget, max_running=max_running, lookahead=lookahead),
+        Real(vllm_config, blocks, budget, max_running, lookahead),
+    )
+    play(pair, moves)
+
+
+LANES = [
+    pytest.param(lane, id=f"{story.id}-{lane.id}")
+    for story in STORIES
+    for lane in story.lanes
+    if lane.make().cpu is None and lane.make().auxiliary is None
+]
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_stories(vllm_config, lane):
+    model = lane.make()
+    pair: Any = Pair(
+        model, Real(vllm_config, model.blocks, model.budget, model.max_running, model.lookahead)
+    )
+    for scene in lane.scenes:
+        scene.act(pair)
