@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from harness.wire.sse import events
+from harness.wire.sse import Read, events
 
 SLICE: Final = 64
 """Events read at a stretch: a fraction of a millisecond, so that stamps are not held up."""
@@ -85,34 +85,35 @@ class Answer:
         self.fault: str | None = None
         self.nonsense: str | None = None
 
-    def read(self, reads: Sequence[tuple[float, bytes]]) -> Iterator[None]:
+    def read(self, reads: Sequence[Read]) -> Iterator[None]:
         """Read the whole stream, pausing (``yield``) after every ``SLICE`` events."""
         for stamp, data in events(reads):
             self.events += 1
             if self.events % SLICE == 0:
                 yield
-            if data in {b"[DONE]", b""}:
+            if data == b"[DONE]" or not data:
                 continue
             try:
                 chunk = _decode(data)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 self.nonsense = f"{error}: {data[:400].decode(errors='replace')}"
                 return
-            self._take(stamp, chunk)
+            if chunk.choices:
+                self._take(stamp, chunk.choices)
+            if chunk.usage is not None:
+                self.usage = chunk.usage
+            if chunk.error is not None or chunk.object == "error":
+                self.fault = error_text(chunk.message if chunk.error is None else chunk.error)
 
-    def _take(self, stamp: float, chunk: _Chunk) -> None:
-        if chunk.usage is not None:
-            self.usage = chunk.usage
-        if chunk.error is not None or chunk.object == "error":
-            self.fault = error_text(chunk.error if chunk.error is not None else chunk.message)
-        for choice in chunk.choices or ():
+    def _take(self, stamp: float, choices: list[_Choice]) -> None:
+        for choice in choices:
             if choice.finish_reason is not None:
                 self.finish_reason = choice.finish_reason
             if choice.token_ids:
                 self.tokens += len(choice.token_ids)
-                self.token_times.append(stamp)
-            elif choice.text or (choice.delta is not None and _has_content(choice.delta)):
-                self.token_times.append(stamp)
+            elif not choice.text and (choice.delta is None or not _has_content(choice.delta)):
+                continue
+            self.token_times.append(stamp)
 
 
 def _has_content(delta: _Delta) -> bool:
