@@ -23,7 +23,7 @@ CPU_SHARE = 0.85
 FAILED_SHARE = 0.01
 DRIFT_ERRORS, DRIFT_SHARE = 3.0, 0.25
 """In flight moved after the warm-up if by more standard errors and by a larger share than this."""
-BACKLOG = 2.0
+BACKLOG = 1.5
 """Times its mean: in flight at the end of the load above this is a queue that was growing."""
 
 

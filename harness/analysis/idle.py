@@ -27,7 +27,8 @@ class IdleWindows(msgspec.Struct, frozen=True):
 def windows(in_flight: InFlight, period: Period) -> tuple[Floats, Floats]:
     """Starts and ends of the idle windows inside ``period``, in order, in seconds."""
     levels, held = in_flight.segments(period.start, period.end)
-    edges = period.start + np.concatenate([[0.0], np.cumsum(held)])
+    turning = in_flight.times[(in_flight.times > period.start) & (in_flight.times <= period.end)]
+    edges = np.concatenate([[period.start], turning, [period.end]])
     lasting = held > 0
     idle: NDArray[np.int8] = (levels[lasting] == 0).astype(np.int8)
     turns = np.diff(np.concatenate([[0], idle, [0]]))

@@ -225,9 +225,7 @@ def simulate(
         requests=RequestTable.from_records(replica.records),
         resets=tuple(replica.resets),
         server=replica.samples(plan.end),
-        client=tuple(
-            ClientSample(float(t), 0.3 * float(t), (0.001,) * 50) for t in seconds
-        ),
+        client=tuple(ClientSample(float(t), 0.3 * float(t), (0.001,) * 50) for t in seconds),
     )
 
 
