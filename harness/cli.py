@@ -15,16 +15,13 @@ from rich.console import Console
 
 import harness
 from harness import options
-from harness.analysis.summary import summarize
 from harness.errors import HarnessError, UsageError
 from harness.journals import RunStatus
 from harness.plan import Plan, make_plan, read_scenario
 from harness.records import ResetMode
 from harness.replica.doctor import Diagnosis, inspect
 from harness.replica.process import ReplicaSpec, managed_replica
-from harness.report.figures import draw_recovery
 from harness.report.live import Display
-from harness.report.text import print_summary
 from harness.run import Watcher, run
 from harness.store import read_run
 from harness.target import Endpoint, Target, headers_from, read_target, target
@@ -213,6 +210,11 @@ def _carry_out(plan: Plan, where: Target | ReplicaSpec, folder: Path) -> None:
 
 
 def _show(folder: Path) -> None:
+    # Here, since pandas, scipy and matplotlib take seconds to import and only a report needs them.
+    from harness.analysis.summary import summarize
+    from harness.report.figures import draw_recovery
+    from harness.report.text import print_summary
+
     journals = read_run(folder)
     summary = summarize(journals)
     print_summary(_out, summary)

@@ -9,15 +9,17 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from harness.plan import Plan
 from harness.records import ClientSample, RequestRecord, ResetRecord, ServerSample
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCHEMA_VERSION = 1
 """Raised when a field is renamed or changes meaning; adding one does not raise it."""
@@ -78,6 +80,8 @@ class RequestTable:
     @classmethod
     def from_records(cls, records: Iterable[RequestRecord]) -> RequestTable:
         """Table of ``records``, which may come in any order; each is let go once it is read."""
+        import pandas as pd  # noqa: PLC0415 - it takes a second, and a run in progress needs none
+
         columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
         stamps, lengths = array("d"), array("q")
         for record in records:
