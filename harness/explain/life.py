@@ -279,7 +279,7 @@ def _summary(reset: ResetRecord, instant: float, victims: list[Life], later: lis
     known = [life.cached for life in later if life.cached is not None]
     if known:
         cold = sum(cached == 0 for cached in known)
-        parts.append(f"Of the next {len(known)} requests, {cold} found nothing in the cache.")
+        parts.append(f"Nothing in the cache for {cold} of the {len(known)} sent next.")
     return " ".join(parts)
 
 

@@ -167,7 +167,7 @@ def _write(path: Path, title: str, lead: str, stories: list[dict[str, Any]]) -> 
         "STYLE": _asset("page.css"),
         "SOURCES": templates,
         "TRACES": traces.replace("<", "\\u003c"),
-        "SCRIPT": "".join(_asset(name) for name in ("player.js", "pool.js", "life.js")),
+        "SCRIPT": "".join(_asset(name) for name in ("pool.js", "life.js", "player.js")),
     }
     page = _asset("page.html")
     for name, text in parts.items():

@@ -6,6 +6,7 @@ Runs on whichever vLLM is installed or stands first on PYTHONPATH.
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -20,7 +21,7 @@ from harness.explain.stories import STORIES
 from harness.records import ResetMode
 
 pytest.importorskip("vllm", reason="needs vLLM: install the cpu or gpu extra")
-plugin = pytest.importorskip("vllm_keep_reset", reason="needs the plugin: pip install ./plugin")
+plugin: Any = pytest.importorskip("vllm_keep_reset", reason="needs the plugin")
 
 pytestmark = pytest.mark.replica
 
@@ -246,6 +247,13 @@ def event_of_real(event: Any, names: dict[bytes, str]) -> tuple[EventKind, Any, 
 
 @pytest.fixture(scope="module")
 def vllm_config(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with warnings.catch_warnings():
+        # Importing torch and vLLM warns about their own code.
+        warnings.simplefilter("ignore")
+        import vllm.v1.core.sched.async_scheduler  # noqa: F401
+
+        plugin.register()
+    assert plugin.finding().status is plugin.Status.KNOWN, plugin.finding().differences
     from vllm.config import (
         CacheConfig,
         DeviceConfig,
@@ -257,7 +265,6 @@ def vllm_config(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import init_none_hash
 
-    plugin.register()
     init_none_hash(sha256)
     folder = tmp_path_factory.mktemp("model")
     description = {

@@ -1,20 +1,19 @@
 /* Draws a recorded reset: one bar a request, the reset as a line, the moment as another. */
 
 const ROW = 24;
-const LEFT = 64;
-const WIDTH = 760;
+const LEFT = 46;
 
 function lifePicture(state, step, lane) {
   const { from, to, reset, requests } = lane.life;
-  const x = (t) => LEFT + ((Math.min(Math.max(t, from), to) - from) / (to - from)) * (WIDTH - LEFT - 8);
+  const width = Math.max(300, Math.min(760, document.getElementById("stage").clientWidth - 30));
+  const x = (t) => LEFT + ((Math.min(Math.max(t, from), to) - from) / (to - from)) * (width - LEFT - 8);
   const height = (requests.length + 1) * ROW + 28;
   const rows = requests.map((r, index) => lifeRow(r, index, x, step, reset));
-  const told = requests.filter((r) => step.c.some((change) => change[1].includes(`request-${r.id}`)));
-  const picture = s("svg", { class: "timeline", viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": `Requests around the reset; the moment is ${state.now.toFixed(3)} s` }, [
+  const picture = s("svg", { class: "timeline", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Requests around the reset; the moment is ${state.now.toFixed(3)} s` }, [
     ...rows,
-    s("rect", { class: "veil", x: x(state.now), y: 18, width: Math.max(0, WIDTH - x(state.now)), height: height - 40 }),
-    s("line", { class: "axis", x1: LEFT, x2: WIDTH - 8, y1: height - 22, y2: height - 22 }),
-    ...axisTicks(from, to, reset).map((t) => s("text", { x: x(t), y: height - 5, "text-anchor": "middle" }, `${(t - reset) > 0 ? "+" : ""}${+(t - reset).toFixed(2)} s`)),
+    s("rect", { class: "veil", x: x(state.now), y: 18, width: Math.max(0, width - x(state.now)), height: height - 40 }),
+    s("line", { class: "axis", x1: LEFT, x2: width - 8, y1: height - 22, y2: height - 22 }),
+    ...axisTicks(from, to, reset, width / 90).map((t) => s("text", { x: x(t), y: height - 5, "text-anchor": "middle" }, `${(t - reset) > 0 ? "+" : ""}${+(t - reset).toFixed(2)} s`)),
     s("line", { class: "wipe", x1: x(reset), x2: x(reset), y1: 14, y2: height - 22 }),
     s("text", { x: x(reset), y: 10, "text-anchor": "middle" }, "reset"),
     s("line", { class: "now", x1: x(state.now), x2: x(state.now), y1: 18, y2: height - 22, "stroke-dasharray": "3 3" }),
@@ -26,10 +25,9 @@ function lifePicture(state, step, lane) {
     ]),
     h("section", {}, [h("h3", {}, ["This moment"]), h("ul", { class: "facts" }, [
       h("li", { class: "fact" }, [h("b", {}, `${state.now.toFixed(3)} s`), " into the run"]),
-      h("li", { class: "fact" }, [h("b", {}, state.in_flight), " in flight"]),
-      h("li", { class: "fact" }, [h("b", {}, state.done), " of them finished since"]),
+      h("li", { class: "fact" }, [h("b", {}, state.in_flight), " in flight at the reset"]),
+      h("li", { class: "fact" }, [h("b", {}, state.done), " of them finished"]),
     ])]),
-    told.length ? null : h("p", { class: "unseen" }, ""),
   ]);
 }
 
@@ -46,9 +44,9 @@ function lifeRow(r, index, x, step, reset) {
   ]);
 }
 
-function axisTicks(from, to, reset) {
+function axisTicks(from, to, reset, most) {
   const span = to - from;
-  const step = [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100].find((n) => span / n <= 8) || span;
+  const step = [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100].find((n) => span / n <= most) || span;
   const ticks = [];
   for (let n = Math.ceil((from - reset) / step); reset + n * step <= to; n += 1) ticks.push(reset + n * step);
   return ticks;

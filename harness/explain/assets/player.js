@@ -1,5 +1,4 @@
 /* Replays traces: which story, mode and step; keys, play, the address. Nothing is computed here. */
-"use strict";
 
 const DATA = JSON.parse(document.getElementById("traces").textContent);
 const BOTH = "all";
@@ -95,7 +94,7 @@ function codeOf(name, lines, open) {
   pre.querySelectorAll("[data-line]").forEach((line) => {
     if (lines.includes(Number(line.dataset.line))) line.classList.add("lit");
   });
-  built(pre, { tabindex: "0", role: "region", "aria-label": `Code of ${name}` });
+  built(pre, { tabindex: "0", role: "group", "aria-label": `Code of ${name}` });
   const details = h("details", { "data-function": name }, [h("summary", {}, name), pre]);
   details.open = open;
   details.addEventListener("toggle", () => showLit(pre));
@@ -352,4 +351,5 @@ byId("last").addEventListener("click", () => step(length()));
 byId("step").addEventListener("input", () => { stop(); go(Number(byId("step").value)); });
 document.addEventListener("keydown", onKey);
 addEventListener("hashchange", readAddress);
+addEventListener("resize", () => draw());
 readAddress();

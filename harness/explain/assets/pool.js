@@ -5,8 +5,7 @@ function poolPicture(state, before, step) {
   const of = (key, name) => (changed.has(key) ? `${name} changed` : name);
   const sections = [
     poolSection("GPU pool", state, before, of, ""),
-    queueSection("Free queue", state, of, ""),
-    mapSection("Hash map", state, before, of, ""),
+    h("div", { class: "pair" }, [queueSection(state, of), mapSection("Hash map", state, before, of, "")]),
     requestSection(state, of),
   ];
   if (state.auxiliary) sections.push(auxiliarySection(state, of));
@@ -77,14 +76,14 @@ function legend() {
   ]);
 }
 
-function queueSection(title, state, of, place) {
+function queueSection(state, of) {
   const chips = state.free.map((id, index) => {
     const names = ["chip", index === 0 ? "head" : "", state.blocks[id][1] ? "cached" : ""];
-    return h("li", { class: of(`${place}queue-${id}`, names.join(" ")), "data-flip": `${place}queue-${id}`, "data-queue": id }, id);
+    return h("li", { class: of(`queue-${id}`, names.join(" ")), "data-flip": `queue-${id}`, "data-queue": id }, id);
   });
   const row = h("ol", { class: "queue" }, chips);
   if (!chips.length) row.append(h("li", { class: "empty" }, "empty: no block is free"));
-  return h("section", {}, [h("h3", {}, [title, h("span", {}, "head first: the next block to be handed out")]), row]);
+  return h("section", {}, [h("h3", {}, ["Free queue", h("span", {}, "handed out from the head")]), row]);
 }
 
 function mapSection(title, state, before, of, place) {
