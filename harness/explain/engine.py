@@ -290,6 +290,9 @@ class Engine:
         cleared = self.pool.reset(allow_used_blocks=keep)
         if mode is ResetMode.PREEMPT and not cleared:
             raise RuntimeError("Failed to reset KV cache even when all requests are preempted")
+        for request in self.running if keep else ():
+            # Who ran across the reset never caches its first block: newcomers begin chains anew.
+            request.cached = max(request.cached, 1)
         if self.auxiliary and cleared and not (keep and self.mended):
             # A new generation of auxiliary output begins.
             self.auxiliary.generation += 1

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from harness.explain.engine import Engine
 from harness.explain.page import write_page, write_recorded
 from harness.explain.stories import STORIES
 from harness.explain.trace import Step, record
@@ -35,6 +36,8 @@ LANES = [
     for story in STORIES
     for lane in story.lanes
 ]
+LAST = len(record(Engine(), STORIES[0].lanes[-1].scenes)) - 1
+"""The last step of the first story's keep lane."""
 STORY_IDS = [pytest.param(story, id=story.id) for story in STORIES]
 
 
@@ -180,11 +183,11 @@ def test_lanes_begin_each_scene_together(tab, pages):
 def test_the_keyboard_does_everything(tab, pages):
     open_at(tab, pages)
     tab.keyboard.press("End")
-    assert tab.locator("#position").text_content() == "Step 7 of 7"
+    assert tab.locator("#position").text_content() == f"Step {LAST} of {LAST}"
     tab.keyboard.press("ArrowLeft")
-    assert tab.evaluate("location.hash") == "#story=reset&mode=keep&step=6"
+    assert tab.evaluate("location.hash") == f"#story=reset&mode=keep&step={LAST - 1}"
     tab.keyboard.press("Home")
-    assert tab.locator("#position").text_content() == "Step 0 of 7"
+    assert tab.locator("#position").text_content() == f"Step 0 of {LAST}"
     tab.keyboard.press("m")
     assert "mode=all" in tab.evaluate("location.hash")
     assert tab.locator("[data-lane]").count() == 3
@@ -238,7 +241,7 @@ def test_space_plays_and_pauses(tab, pages):
     tab.locator("#speed").evaluate("(select) => select.blur()")
     tab.keyboard.press(" ")
     assert tab.locator("#play").get_attribute("aria-label") == "Pause"
-    sync_api.expect(tab.locator("#position")).to_have_text("Step 1 of 7", timeout=10_000)
+    sync_api.expect(tab.locator("#position")).to_have_text(f"Step 1 of {LAST}", timeout=10_000)
     tab.keyboard.press(" ")
     assert tab.locator("#play").get_attribute("aria-label") == "Play"
     before = tab.locator("#position").text_content()
@@ -247,10 +250,10 @@ def test_space_plays_and_pauses(tab, pages):
 
 
 def test_playing_stops_at_the_end(tab, pages):
-    open_at(tab, pages, "story=reset&mode=keep&step=6")
+    open_at(tab, pages, f"story=reset&mode=keep&step={LAST - 1}")
     tab.locator("#speed").select_option("4")
     tab.locator("#play").click()
-    sync_api.expect(tab.locator("#position")).to_have_text("Step 7 of 7", timeout=10_000)
+    sync_api.expect(tab.locator("#position")).to_have_text(f"Step {LAST} of {LAST}", timeout=10_000)
     assert tab.locator("#play").get_attribute("aria-label") == "Play"
 
 
@@ -274,7 +277,7 @@ def test_an_address_opens_its_moment_and_follows_edits(tab, pages):
     ("address", "goes_to", "says"),
     [
         ("story=reset&mode=kepp&step=2", "story=reset&mode=keep&step=2", "no mode “kepp”"),
-        ("story=reset&mode=keep&step=99", "story=reset&mode=keep&step=7", "no step “99”"),
+        ("story=reset&mode=keep&step=99", f"story=reset&mode=keep&step={LAST}", "no step “99”"),
         ("story=reset&mode=keep&step=-4", "story=reset&mode=keep&step=0", "no step “-4”"),
         ("story=reset&mode=keep&step=x", "story=reset&mode=keep&step=0", "no step “x”"),
         ("story=reset&mode=keep&step=", "story=reset&mode=keep&step=0", "no step “”"),
@@ -348,9 +351,9 @@ def test_axe_finds_nothing(tab, pages, size, scheme):
     for address in [
         "story=reset&mode=keep&step=0",
         "story=reset&mode=keep&step=3",
-        "story=reset&mode=all&step=10",
+        "story=reset&mode=all&step=11",
         "story=reset&mode=wrong&step=1",
-        "story=offload&mode=unmended&step=6",
+        "story=offload&mode=unmended&step=7",
         "story=auxiliary&mode=mended&step=7",
         "story=prefill&mode=all&step=5",
     ]:

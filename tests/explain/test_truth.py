@@ -6,16 +6,19 @@ Runs on whichever vLLM is installed or stands first on PYTHONPATH.
 from __future__ import annotations
 
 import json
+import threading
 import warnings
 from dataclasses import dataclass, field
+from importlib.util import find_spec, module_from_spec
 from itertools import zip_longest
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.explain.engine import Engine, State, next_token
+from harness.explain.engine import Auxiliary, Engine, State, next_token
 from harness.explain.pool import BLOCK_SIZE, EventKind, Pool
 from harness.explain.stories import STORIES
 from harness.records import ResetMode
@@ -26,6 +29,7 @@ plugin: Any = pytest.importorskip("vllm_keep_reset", reason="needs the plugin")
 pytestmark = pytest.mark.replica
 
 MAX_LENGTH = 512
+HOST_BLOCKS = 4
 
 
 class Real:
@@ -64,6 +68,8 @@ class Real:
             batch.events
         )
         self.steps: list[tuple[Any, set[str]]] = []
+        self.offload = offload_of(self.pool)
+        self.stores: list[tuple[list[int], list[int]]] = []
         self.requests: dict[str, Any] = {}
 
     def add(self, name: str, prompt: list[int], output: int) -> None:
@@ -125,6 +131,29 @@ class Real:
             keep_running_requests=mode is ResetMode.KEEP,
         )
 
+    def start_store(self, name: str) -> None:
+        held = self.scheduler.kv_cache_manager.get_blocks(name).blocks[0]
+        cpu_pool = self.offload.cpu_block_pool
+        blocks = [block for block in held if block.block_hash][: cpu_pool.get_num_free_blocks()]
+        self.pool.touch(blocks)
+        copies = cpu_pool.get_new_blocks(len(blocks))
+        self.stores.append(([b.block_id for b in blocks], [b.block_id for b in copies]))
+
+    def complete_store(self) -> None:
+        self.offload._process_store_completion(*self.stores.pop(0))
+
+
+def offload_of(pool: Any, manager: Any = None) -> Any:
+    """The part of vLLM's host offload that ends a store, on a host pool of its own."""
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.simple_kv_offload.manager import SimpleCPUOffloadScheduler
+
+    offload = object.__new__(manager or SimpleCPUOffloadScheduler)
+    offload._gpu_block_pool = pool
+    offload.cpu_block_pool = BlockPool(HOST_BLOCKS, True, BLOCK_SIZE)
+    offload.enable_kv_cache_events = False
+    return offload
+
 
 @dataclass
 class Pair:
@@ -164,11 +193,22 @@ class Pair:
         self.real.abort(name)
         self.compare()
 
-    def reset(self, mode: ResetMode) -> bool:
-        cleared = self.model.reset(mode)
-        assert cleared == self.real.reset(mode)
+    def reset(self, mode: ResetMode) -> bool | None:
+        """Both answers, which agree; ``None`` where both raise."""
+        answers = [answer_of(self.model, mode), answer_of(self.real, mode)]
+        assert answers[0] == answers[1]
         self.compare()
-        return cleared
+        return answers[0]
+
+    def start_store(self, name: str) -> None:
+        self.model.start_store(name)
+        self.real.start_store(name)
+        self.compare()
+
+    def complete_store(self) -> None:
+        self.model.complete_store()
+        self.real.complete_store()
+        self.compare()
 
     def compare(self) -> None:
         for name, request in self.asked.items():
@@ -179,6 +219,9 @@ class Pair:
         assert len(set(self.names.values())) == len(self.names)
         assert self.requests_of_model() == self.requests_of_real()
         assert pool_of_model(self.model.pool) == pool_of_real(self.real.pool, self.names)
+        if self.model.cpu:
+            host = self.real.offload.cpu_block_pool
+            assert pool_of_model(self.model.cpu) == pool_of_real(host, self.names)
         assert [(e.kind, e.hashes, e.parent) for e in self.model.pool.events] == [
             event_of_real(event, self.names)
             for event in self.real.published + self.real.pool.kv_event_queue
@@ -215,6 +258,15 @@ class Pair:
                 for name, request in scheduler.requests.items()
             },
         }
+
+
+def answer_of(engine: Engine | Real, mode: ResetMode) -> bool | None:
+    try:
+        return engine.reset(mode)
+    except RuntimeError as error:
+        if "Failed to reset KV cache" not in str(error):
+            raise
+        return None
 
 
 def pool_of_model(pool: Pool) -> dict[str, Any]:
@@ -314,6 +366,8 @@ MOVES = st.lists(
         st.tuples(st.just("schedule")),
         st.tuples(st.just("receive")),
         st.tuples(st.just("abort"), st.integers(0, 9)),
+        st.tuples(st.just("store"), st.integers(0, 9)),
+        st.tuples(st.just("stored")),
         st.tuples(st.just("reset"), st.sampled_from(list(ResetMode)[:3])),
     ),
     max_size=50,
@@ -338,6 +392,11 @@ def play(pair: Pair, moves: list[tuple[Any, ...]]) -> None:
                 pair.receive()
             case ("reset", mode):
                 pair.reset(mode)
+            case ("store", index) if pair.model.running:
+                running = pair.model.running
+                pair.start_store(running[index % len(running)].name)
+            case ("stored",) if pair.model.stores:
+                pair.complete_store()
 
 
 @settings(
@@ -352,7 +411,13 @@ def play(pair: Pair, moves: list[tuple[Any, ...]]) -> None:
 )
 def test_random_sequences(vllm_config, blocks, budget, max_running, lookahead, moves):
     pair = Pair(
-        Engine(blocks=blocks, budget=budget, max_running=max_running, lookahead=lookahead),
+        Engine(
+            blocks=blocks,
+            budget=budget,
+            max_running=max_running,
+            lookahead=lookahead,
+            cpu_blocks=HOST_BLOCKS,
+        ),
         Real(vllm_config, blocks, budget, max_running, lookahead),
     )
     play(pair, moves)
@@ -362,7 +427,7 @@ LANES = [
     pytest.param(lane, id=f"{story.id}-{lane.id}")
     for story in STORIES
     for lane in story.lanes
-    if lane.make().cpu is None and lane.make().auxiliary is None
+    if lane.make().mended and lane.make().auxiliary is None
 ]
 
 
@@ -374,3 +439,75 @@ def test_stories(vllm_config, lane):
     )
     for scene in lane.scenes:
         scene.act(pair)
+
+
+def fresh(module: str) -> Any:
+    """A module of vLLM once more, without what the plugin replaced in it."""
+    spec = find_spec(module)
+    assert spec is not None
+    assert spec.loader is not None
+    copy = module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    return copy
+
+
+@pytest.mark.parametrize("mode", [None, ResetMode.KEEP])
+def test_without_the_mend_an_offload_dies_as_vllm_does(vllm_config, mode):
+    model = Engine(cpu_blocks=HOST_BLOCKS, mended=False)
+    real = Real(vllm_config, model.blocks, model.budget, model.max_running, model.lookahead)
+    stock = fresh("vllm.v1.simple_kv_offload.manager").SimpleCPUOffloadScheduler
+    real.offload = offload_of(real.pool, stock)
+    died = []
+    for engine in (model, real):
+        engine.add("B", list(range(10)), 9)
+        engine.step()
+        engine.start_store("B")
+        if mode:
+            assert engine.reset(mode)
+        try:
+            engine.complete_store()
+        except AssertionError:
+            died.append(engine)
+    assert died == ([model, real] if mode else [])
+
+
+@pytest.mark.parametrize("mode", list(ResetMode)[:3])
+@pytest.mark.parametrize("outputs", [0, 1])
+def test_auxiliary_output_is_as_in_vllm(vllm_config, mode, outputs):
+    from vllm.distributed.aux_output_connector.connector import (
+        AuxOutputConnectorMetadata,
+        AuxOutputSchedulerConnector,
+    )
+    from vllm.distributed.aux_output_connector.worker import AuxOutputWorkerConnector
+
+    model = Engine(auxiliary=Auxiliary(outputs_in_flight=outputs))
+    real = Real(vllm_config, model.blocks, model.budget, model.max_running, model.lookahead)
+    for engine in (model, real):
+        engine.add("B", list(range(10)), 9)
+    model.schedule_waiting([])
+    real.schedule()
+    connector = object.__new__(AuxOutputSchedulerConnector)
+    connector._sent_hash_counts, connector._finished_requests = {}, {}
+    connector._generation = 0
+    real.scheduler.aux_output_connector = connector
+    assert model.reset(mode) == real.reset(mode)
+    assert model.auxiliary.generation == connector._generation
+
+    worker = object.__new__(AuxOutputWorkerConnector)
+    worker._buffer, worker._lock = MagicMock(), threading.Lock()
+    worker._store = MagicMock()
+    worker._generation, worker._requests = 0, {}
+    worker._pending_outputs = [object()] * outputs
+    died = []
+    for begin in (
+        model.auxiliary.begin_step,
+        lambda: worker.begin_step(AuxOutputConnectorMetadata(connector._generation, {}, {}, ())),
+    ):
+        try:
+            begin()
+        except AssertionError as error:
+            died.append(str(error))
+    assert len(died) in (0, 2)
+    assert len(set(died)) == (1 if mode is ResetMode.PREEMPT and outputs else 0)
+    if not died:
+        assert worker._generation == model.auxiliary.worker_generation
