@@ -32,8 +32,8 @@ async def fire(
     wait is journaled several times under one id, and the last line counts. Cancelled in the middle
     of a reset, it journals that reset as failed.
     """
-    nexts = [*(planned.scheduled for planned in plan.resets[1:]), plan.end]
-    for planned, until in zip(plan.resets, nexts, strict=True):
+    ends = [*(planned.scheduled for planned in plan.resets[1:]), plan.end]
+    for planned, until in zip(plan.resets, ends, strict=False):
         await sleep_until(zero + planned.scheduled)
         if planned.mode is ResetMode.SHAM:
             journal(_mark(planned, in_flight(), perf_counter() - zero))

@@ -212,9 +212,9 @@ def test_a_killed_run_still_reports(bench: Bench, small_replica: Start) -> None:
 
 def test_a_full_disk_stops_the_run_and_says_so(bench: Bench, small_replica: Start) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (250_000, hard))
     try:
-        process = bench.start("run", "--url", small_replica().url, *QUICK, "--duration", "60",
+        process = bench.start("run", "--url", small_replica().url, *QUICK, "--duration", "10",
                               "--rate", "100", "--output-tokens", "30", "--out", "r")  # fmt: skip
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
