@@ -114,7 +114,7 @@ async def inspect(target: Target, needed: Collection[ResetMode]) -> Diagnosis:
     ``Diagnosis.raise_problem``.
     """
     diagnosis = Diagnosis()
-    needed = frozenset(needed) - {ResetMode.SHAM}
+    needed = frozenset(needed) & PARAMETERS.keys()
     try:
         await _read_load(diagnosis, target)
     except TargetError as problem:

@@ -73,11 +73,11 @@ class Resetter:
 
         With several pods the outcome is the worst one, ``replied`` the last reply,
         ``preemptions`` the sum if every pod told it, and ``reply`` holds one object a pod. Stamps
-        are seconds since ``zero`` on ``time.perf_counter``. A sham calls nothing.
+        are seconds since ``zero`` on ``time.perf_counter``.
+
+        Raises:
+            KeyError: ``mode`` is one that calls nothing.
         """
-        if mode is ResetMode.SHAM:
-            now = time.perf_counter() - zero
-            return ResetAttempt(called=now, replied=now, outcome=AttemptOutcome.MARKED)
         attempts: dict[int, ResetAttempt] = {}
 
         async def call_pod(pod: int) -> None:
