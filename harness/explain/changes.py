@@ -151,8 +151,8 @@ def _auxiliary(before: State, after: State) -> list[Change]:
         return []
     labels = ("Scheduler's generation", "Worker's generation", "Outputs in flight")
     return [
-        Change(f"{label} {a} → {b}.", ("auxiliary",))
-        for label, a, b in zip(labels, old, new, strict=True)
+        Change(f"{label} {a} → {b}.", (f"auxiliary-{index}",))
+        for index, (label, a, b) in enumerate(zip(labels, old, new, strict=True))
         if a != b
     ]
 

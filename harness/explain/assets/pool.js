@@ -134,11 +134,11 @@ function requestRow(r, of) {
 
 function auxiliarySection(state, of) {
   const [scheduler, worker, flight] = state.auxiliary;
-  const fact = (text, value) => h("li", { class: of("auxiliary", "fact") }, [`${text} `, h("b", {}, value)]);
+  const fact = (text, value, n) => h("li", { class: of(`auxiliary-${n}`, "fact") }, [`${text} `, h("b", {}, value)]);
   return h("section", {}, [
     h("h3", {}, ["Auxiliary output"]),
     h("ul", { class: "facts" }, [
-      fact("scheduler's generation", scheduler), fact("worker's generation", worker), fact("outputs in flight", flight),
+      fact("scheduler's generation", scheduler, 0), fact("worker's generation", worker, 1), fact("outputs in flight", flight, 2),
     ]),
   ]);
 }
