@@ -28,11 +28,12 @@ class Period(msgspec.Struct, frozen=True):
 
 def unrecorded(journals: Journals) -> NDArray[np.float64]:
     """Planned instants of the arrivals without a record, in order: not sent, or lost in a kill."""
-    plan = journals.manifest.plan
-    ids = np.fromiter((arrival.id for arrival in plan.arrivals), np.int64, len(plan.arrivals))
-    due = np.fromiter((a.scheduled for a in plan.arrivals), np.float64, len(plan.arrivals))
+    arrivals = journals.manifest.plan.arrivals
+    if len(journals.requests) == len(arrivals):
+        return np.zeros(0)
+    ids = np.fromiter((arrival.id for arrival in arrivals), np.int64, len(arrivals))
     missing = ~np.isin(ids, journals.requests.frame["id"].to_numpy(np.int64))
-    return np.sort(due[missing])
+    return np.sort([arrivals[row].scheduled for row in np.flatnonzero(missing)])
 
 
 def measured(journals: Journals) -> Period:

@@ -44,10 +44,8 @@ def measure(journals: Journals, period: Period) -> Volume:
     frame, plan = journals.requests.frame, journals.manifest.plan
     sent = int(period.holds(frame["sent"].to_numpy(np.float64)).sum())
     ended = frame["outcome"][period.holds(frame["finished"].to_numpy(np.float64))]
-    kinds = ((kind, int(np.sum(ended == kind))) for kind in Outcome)
-    failures: dict[Outcome, int] = {
-        kind: count for kind, count in kinds if kind is not Outcome.OK and count
-    }
+    kinds = ((Outcome(str(kind)), int(count)) for kind, count in ended.value_counts().items())
+    failures: dict[Outcome, int] = {kind: count for kind, count in kinds if kind is not Outcome.OK}
     tokens, without_usage = _tokens(journals, period)
     length = period.length
     return Volume(

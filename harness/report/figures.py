@@ -93,7 +93,7 @@ def draw_recovery(journals: Journals, summary: RunSummary, path: Path) -> None:
             _draw_curves([figure.add_subplot(grid[row, 1]) for row in range(3)], curves)
         figure.suptitle(_title(summary), fontsize=13, x=0.01, ha="left")
         handles = run.legend()
-        figure.legend(handles=handles, loc="outside lower left", ncols=min(len(handles), 7))
+        figure.legend(handles=handles, loc="outside lower left", ncols=min(len(handles), 5))
         figure.savefig(path, format="png")
 
 
@@ -144,13 +144,15 @@ class _Run:
         axis.set_title(title)
         spans = ended - self._scheduled
         for kind in self._kinds:
-            axis.scatter(
+            axis.plot(
                 self._scheduled[kind.rows],
                 spans[kind.rows],
-                s=kind.size,
-                c=kind.colour,
+                ls="",
                 marker=kind.marker,
-                linewidths=1.2 if kind.marker == "x" else 0,
+                ms=kind.size,
+                mfc=kind.colour,
+                mec=kind.colour,
+                mew=1.2 if kind.marker == "x" else 0,
                 zorder=3,
             )
         _scale(axis, spans)
@@ -169,9 +171,10 @@ class _Run:
             if record.outcome is not AttemptOutcome.REFUSED:
                 line = LINE_OF.get(record.outcome, "dashdot")
                 axis.axvline(at, color=MODE_COLOURS[record.mode], ls=line, lw=1.4, zorder=2)
-        rug = _rug(refused)
-        rug.set_transform(axis.get_xaxis_transform())
-        axis.add_line(rug)
+        if refused:
+            rug = _rug(refused)
+            rug.set_transform(axis.get_xaxis_transform())
+            axis.add_line(rug)
 
     def legend(self) -> list[Line2D | Patch]:
         """One handle for each thing that is drawn."""
@@ -199,16 +202,17 @@ class _Run:
 
 
 def _rug(instants: list[float]) -> Line2D:
-    """Ticks at the top of an axis, one a refused attempt; heights are shares of the axis."""
+    """Ticks across the top of an axis, one a refused attempt; heights are shares of the axis."""
     return Line2D(
         instants,
-        [0.96] * len(instants),
+        [1.0] * len(instants),
         color=REFUSED_COLOUR,
         marker="|",
         markersize=10,
         markeredgewidth=1.6,
         linestyle="",
         label="refused attempt",
+        clip_on=False,
     )
 
 
@@ -216,10 +220,10 @@ def _kinds(requests: RequestTable) -> Iterable[_Kind]:
     """Requests by what became of them; how much was cached, where the server tells."""
     ok = (requests.frame["outcome"] == Outcome.OK).to_numpy(np.bool_)
     cached = requests.frame["cached_tokens"].to_numpy(np.float64)
-    yield _Kind("prefix cached", "#56B4E9", "o", 9, ok & (cached > 0))
-    yield _Kind("prefix not cached", "#E69F00", "^", 18, ok & (cached == 0))
-    yield _Kind("request", "#56B4E9", "o", 9, ok & np.isnan(cached))
-    yield _Kind("failed (at the time it took)", "black", "x", 26, ~ok)
+    yield _Kind("prefix cached", "#56B4E9", "o", 3, ok & (cached > 0))
+    yield _Kind("prefix not cached", "#E69F00", "^", 4.5, ok & (cached == 0))
+    yield _Kind("request", "#56B4E9", "o", 3, ok & np.isnan(cached))
+    yield _Kind("failed (at the time it took)", "black", "x", 5, ~ok)
 
 
 def _draw_curves(axes: list[Axes], curves: list[RecoveryCurve]) -> None:
