@@ -16,7 +16,9 @@ from rich.console import Console
 import harness
 from harness import options
 from harness.errors import HarnessError, UsageError
+from harness.experiment import carry_out, read_experiment
 from harness.journals import RunStatus
+from harness.measurement import Ending
 from harness.plan import Plan, make_plan, read_scenario
 from harness.records import ResetMode
 from harness.replica.doctor import Diagnosis, inspect
@@ -27,6 +29,7 @@ from harness.store import read_run
 from harness.target import Endpoint, Target, headers_from, read_target, target
 
 RUNS = Path("results/runs")
+EXPERIMENTS = Path("results/experiments")
 FIGURE = "recovery.png"
 INTERRUPTED = 130
 KEY_ENV = "VLLM_API_KEY"
@@ -134,6 +137,37 @@ def _run(
     _carry_out(plan, where, out or RUNS / _folder_name(plan))
 
 
+@app.command("experiment")
+def _experiment(
+    scenario: Annotated[
+        Path, typer.Argument(help="TOML file of the experiment.", show_default=False)
+    ],
+    url: options.Url = None,
+    control_url: options.ControlUrl = None,
+    metrics_url: options.MetricsUrl = None,
+    target_file: options.TargetFile = None,
+    key_env: options.KeyEnv = KEY_ENV,
+    header: options.Header = None,
+    ca: options.Ca = None,
+    model: options.Model = None,
+    vllm_arg: options.VllmArg = None,
+    start_timeout: options.StartTimeout = 300.0,
+    out: options.Out = None,
+) -> None:
+    """Carry out the runs of an experiment on one replica; called again, go on where it ended."""
+    spec = read_experiment(scenario)
+    where = _target(url, control_url, metrics_url, target_file, key_env, header, ca, model)
+    folder = out or EXPERIMENTS / spec.name
+    with Display(_out) as display:
+        ending = carry_out(
+            spec,
+            where or _replica(model, vllm_arg, start_timeout),
+            folder,
+            Watcher(display.say, display.show),
+        )
+    _exit_as(ending)
+
+
 @app.command("serve")
 def _serve(
     model: options.Model = None,
@@ -202,6 +236,11 @@ def _carry_out(plan: Plan, where: Target | ReplicaSpec, folder: Path) -> None:
         ending = run(plan, where, folder, Watcher(display.say, display.show))
     if ending.measured:
         _show(folder)
+    _exit_as(ending)
+
+
+def _exit_as(ending: Ending) -> None:
+    """Exit with the code that says how it ended, unless it is complete."""
     if ending.error is not None:
         _fail(ending.error)
     if ending.status is RunStatus.INTERRUPTED:

@@ -13,11 +13,12 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
+from harness.analysis.design import assign
 from harness.errors import UsageError
 from harness.load.arrivals import Stream, poisson, stream, zipf_choice
 from harness.load.prompts import Prompts
@@ -96,6 +97,10 @@ class ResetSpec(msgspec.Struct, frozen=True):
     """How soon a refused ``default`` reset is tried again, until the next planned reset."""
     external: bool = False
     """Also reset the external (connector) cache: ``reset_external=true``."""
+    modes: tuple[ResetMode, ...] = ()
+    """A crossover's modes, instead of ``mode``: each reset gets one by a balanced draw."""
+    turn: int = 0
+    """Which run of the crossover's block this is, from 0: as many runs as modes mirror one draw."""
 
 
 class TimeoutSpec(msgspec.Struct, frozen=True):
@@ -194,7 +199,7 @@ def read_scenario(file: Path | None, flags: Mapping[str, Any]) -> Scenario:
     Raises:
         UsageError: the file cannot be read, a key is unknown, or a value is out of its range.
     """
-    settings: dict[str, Any] = {} if file is None else _read_toml(file)
+    settings: dict[str, Any] = {} if file is None else read_toml(file)
     where = "the options" if file is None else str(file)
     if file is None and not flags.keys() & {*LOOK, "resets.at"}:
         flags = {**LOOK, **flags}
@@ -208,13 +213,26 @@ def read_scenario(file: Path | None, flags: Mapping[str, Any]) -> Scenario:
         settings.setdefault("resets", {}).pop("at", None)
     for key, value in flags.items():
         _put(settings, key, value)
-    _check_keys(settings, Scenario, where)
-    try:
-        scenario = msgspec.convert(settings, Scenario)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"{where}: {error}. Correct that value and run again.") from None
+    scenario = convert(settings, Scenario, where)
     check(scenario)
     return scenario
+
+
+Settings = TypeVar("Settings", bound=msgspec.Struct)
+
+
+def convert(settings: Mapping[str, Any], kind: type[Settings], where: str) -> Settings:
+    """``settings`` as a ``kind``, by field names.
+
+    Raises:
+        UsageError: a key is unknown (the nearest known one is named), or a value of a wrong type;
+            ``where`` says in which file.
+    """
+    _check_keys(settings, kind, where)
+    try:
+        return msgspec.convert(settings, kind)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{where}: {error}. Correct that value and run again.") from None
 
 
 def check(scenario: Scenario) -> None:
@@ -252,10 +270,17 @@ def _check_resets(scenario: Scenario) -> None:
         )
     if len(set(spec.at)) < len(spec.at):
         raise UsageError("--reset-at names the same instant twice; give each instant once.")
-    if spec.mode is not ResetMode.NONE and not reset_instants(scenario):
+    if spec.modes:
+        if len(spec.modes) < 2 or len(set(spec.modes)) < len(spec.modes):
+            raise UsageError("resets.modes takes two or more different modes for a crossover.")
+        if ResetMode.NONE in spec.modes or spec.mode is not ResetMode.NONE:
+            raise UsageError("resets.modes excludes resets.mode and 'none'; a control is 'sham'.")
+        if not 0 <= spec.turn < len(spec.modes):
+            raise UsageError(f"resets.turn is {spec.turn}; a crossover has a turn for each mode.")
+    if (spec.mode is not ResetMode.NONE or spec.modes) and not reset_instants(scenario):
         raise UsageError(
-            f"--reset-every {spec.every:g} leaves no room for a reset with a window of its own in "
-            f"--duration {duration:g}; the duration must be at least twice the spacing."
+            f"--reset-every {spec.every or 0:g} leaves no room for a reset with a window of its "
+            f"own in --duration {duration:g}; the duration must be at least twice the spacing."
         )
 
 
@@ -297,16 +322,22 @@ def make_plan(scenario: Scenario) -> Plan:
             zip(instants.tolist(), prefixes.tolist(), lengths, strict=True)
         )
     )
-    mode = scenario.resets.mode
-    resets = (
-        ()
-        if mode is ResetMode.NONE
-        else tuple(
-            PlannedReset(number, instant, mode)
-            for number, instant in enumerate(reset_instants(scenario))
-        )
+    return Plan(scenario, arrivals, _resets(scenario), _digest(scenario, arrivals))
+
+
+def _resets(scenario: Scenario) -> tuple[PlannedReset, ...]:
+    """Planned resets: one mode throughout, or drawn for each (``design.assign``)."""
+    spec, instants = scenario.resets, reset_instants(scenario)
+    if spec.modes:
+        rng = stream(scenario.seed, Stream.ASSIGNMENT)
+        modes = assign(spec.modes, len(instants), rng)[spec.turn]
+    else:
+        modes = (spec.mode,) * len(instants)
+    return tuple(
+        PlannedReset(number, instant, mode)
+        for number, (instant, mode) in enumerate(zip(instants, modes, strict=True))
+        if mode is not ResetMode.NONE
     )
-    return Plan(scenario, arrivals, resets, _digest(scenario, arrivals))
 
 
 def prompts_of(scenario: Scenario) -> Prompts:
@@ -346,7 +377,12 @@ def _digest(scenario: Scenario, arrivals: Sequence[Arrival]) -> str:
     return hashlib.sha256(msgspec.json.encode(made_from)).hexdigest()
 
 
-def _read_toml(file: Path) -> dict[str, Any]:
+def read_toml(file: Path) -> dict[str, Any]:
+    """The settings in ``file``.
+
+    Raises:
+        UsageError: it cannot be read or is not TOML.
+    """
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

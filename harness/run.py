@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -25,21 +23,19 @@ from harness.measurement import Ending, Instruments, measure
 from harness.plan import LengthLaw, Plan, PromptForm, prompts_of
 from harness.priming import prime
 from harness.records import Arrival, Progress, RequestRecord, ResetMode
-from harness.replica.doctor import inspect
+from harness.replica.doctor import Diagnosis, inspect
 from harness.replica.metrics import Scraper
-from harness.replica.process import ReplicaSpec, managed_replica
+from harness.replica.process import ReplicaSpec
 from harness.replica.reset import Resetter
-from harness.replica.scheduling import Scheduling, client_first
+from harness.server import Server, open_server
 from harness.store import RunFolder
-from harness.target import Endpoint, Target
+from harness.target import Target
 from harness.wire.client import open_client
 from harness.wire.completions import Completions
 
 LEAD = 0.2
 """Seconds between the end of priming and the run's zero, so that every task is up before it."""
 REPLICA_LOG = "vllm.log"
-
-ReplicaEnded = Callable[[], Awaitable[HarnessError]]
 
 
 @dataclass(frozen=True)
@@ -59,29 +55,49 @@ def run(plan: Plan, where: Target | ReplicaSpec, out: Path, watcher: Watcher) ->
     Raises:
         JournalError: ``out`` cannot be created.
     """
-    run_task = partial(_run, plan, where, RunFolder(out), watcher)
-    return anyio.run(run_task, backend="asyncio", backend_options={"use_uvloop": True})
+    folder = RunFolder(out)
+    one = Run(plan, folder, watcher)
 
+    async def carry_out() -> Ending:
+        async with open_server(where, folder.path / REPLICA_LOG, watcher.say) as server:
+            return await one.conduct(server)
 
-async def _run(
-    plan: Plan, where: Target | ReplicaSpec, folder: RunFolder, watcher: Watcher
-) -> Ending:
-    """Run everything under one listener, so that a signal at any phase ends it in order."""
-    one = _Run(plan, folder, watcher)
     try:
-        async with anyio.create_task_group() as group:
-            group.start_soon(one.listen, group.cancel_scope)
-            await one.carry_out(where)
-            group.cancel_scope.cancel()
-        one.write_manifest(status=one.ending.status, reason=one.ending.reason)
-    except JournalError as error:
-        one.ending = Ending(RunStatus.FAILED, str(error), error)
+        return one.finish(on_uvloop(carry_out))
     finally:
         folder.close()
-    return one.ending
 
 
-class _Run:
+def on_uvloop(work: Callable[[], Awaitable[Ending]]) -> Ending:
+    """Run ``work`` on uvloop; an error of ours or a signal ends it and is its ending."""
+    run_work = partial(_until_signalled, work)
+    return anyio.run(run_work, backend="asyncio", backend_options={"use_uvloop": True})
+
+
+async def _until_signalled(work: Callable[[], Awaitable[Ending]]) -> Ending:
+    ending = Ending(RunStatus.INTERRUPTED)
+
+    async def listen(everything: anyio.CancelScope) -> None:
+        nonlocal ending
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for caught in signals:
+                ending = Ending(RunStatus.INTERRUPTED, f"interrupted by {caught.name}")
+                everything.cancel()
+                return
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(listen, group.cancel_scope)
+        try:
+            ending = await work()
+        except HarnessError as error:
+            ending = Ending(RunStatus.FAILED, str(error), error)
+        group.cancel_scope.cancel()
+    return ending
+
+
+class Run:
+    """One run on a server that is up; its manifest says ``running`` until ``finish``."""
+
     def __init__(self, plan: Plan, folder: RunFolder, watcher: Watcher) -> None:
         self._plan = plan
         self._folder = folder
@@ -93,129 +109,122 @@ class _Run:
             harness_version=harness.__version__,
             started_utc=datetime.now(UTC).isoformat(),
             server={},
-            host=_host(),
+            host={},
             preparation={},
         )
-        self.ending = Ending(RunStatus.FAILED, "a fault of the harness; the terminal has its trace")
-        self.write_manifest()
+        self._note()
 
-    def write_manifest(self, **changes: Any) -> None:  # noqa: ANN401 - fields of Manifest
-        """Replace the manifest with one that has ``changes``."""
-        self._manifest = msgspec.structs.replace(self._manifest, **changes)
-        self._folder.write_manifest(self._manifest)
+    async def conduct(self, server: Server) -> Ending:
+        """Examine, prime and measure.
 
-    async def listen(self, everything: anyio.CancelScope) -> None:
-        """End the run at the first SIGINT or SIGTERM before or after the measurement."""
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for caught in signals:
-                self.ending = Ending(RunStatus.INTERRUPTED, f"interrupted by {caught.name}")
-                everything.cancel()
-                return
-
-    async def carry_out(self, where: Target | ReplicaSpec) -> None:
-        try:
-            with client_first() as scheduling:
-                self._watcher.say(scheduling.words())
-                async with self._server(where, scheduling) as (target, replica_ended):
-                    self.ending = await self._conduct(target, replica_ended)
-        except HarnessError as error:
-            self.ending = Ending(RunStatus.FAILED, str(error), error)
-
-    @asynccontextmanager
-    async def _server(
-        self, where: Target | ReplicaSpec, scheduling: Scheduling
-    ) -> AsyncIterator[tuple[Target, ReplicaEnded | None]]:
-        """The target, started first if it is a replica of our own."""
-        host = self._manifest.host | {"scheduling": msgspec.to_builtins(scheduling)}
-        if isinstance(where, Target):
-            self.write_manifest(host=host)
-            yield where, None
-            return
-        spec = msgspec.structs.replace(where, policy=scheduling.replica)
-        log = self._folder.path / REPLICA_LOG
-        async with managed_replica(spec, log, self._watcher.say) as replica:
-            self._watcher.say(f"vLLM answers after {replica.started_in:.0f} s")
-            self.write_manifest(
-                host=host
-                | {
-                    "replica_command": list(replica.command),
-                    "replica_device": replica.device,
-                    "replica_started_in": replica.started_in,
-                }
-            )
-            endpoint = Endpoint(replica.url)
-            yield Target(endpoint, (endpoint,), (endpoint,), replica.model), replica.ended
-
-    async def _conduct(self, target: Target, replica_ended: ReplicaEnded | None) -> Ending:
-        """Examine, prime and measure ``target``."""
-        scenario = self._plan.scenario
-        timeouts = scenario.timeouts
-        needed = {reset.mode for reset in self._plan.resets}
-        diagnosis = await inspect(target, needed)
+        Raises:
+            TargetError, KeepUnsupported: the server cannot serve this run; no load was sent.
+        """
+        self._note(host=server.host)
+        diagnosis = await inspect(server.target, {reset.mode for reset in self._plan.resets})
         diagnosis.raise_problem()
-        assert diagnosis.model is not None
-        self.write_manifest(server=diagnosis.server(), warnings=diagnosis.warnings())
-        async with (
-            open_client(
-                timeouts, headers=target.load.headers, verify=target.load.verify()
-            ) as client,
-            Resetter(target.control, timeouts.reset) as resetter,
-            Scraper(target.metrics, timeouts.scrape) as scraper,
-        ):
-            url, model, form = target.load.url, diagnosis.model, scenario.prompts.form
-            fixed = scenario.output.law is LengthLaw.FIXED
-            prompts = prompts_of(scenario)
-
-            def prompt(token_ids: list[int]) -> list[int] | str:
-                return token_ids if form is PromptForm.TOKEN_IDS else as_text(token_ids)
-
+        self._note(server=diagnosis.server(), warnings=diagnosis.warnings())
+        async with AsyncExitStack() as stack:
+            wire = await _Wire.open(self._plan, server.target, diagnosis, stack)
+            self._watcher.say(f"priming {self._plan.scenario.prompts.prefixes} prefixes")
             began = perf_counter()
-            speak = partial(Completions, client, url, model=model, form=form, ignore_eos=fixed)
-            primer = speak(zero=began)
-
-            async def send_priming(arrival: Arrival, visit: int) -> RequestRecord:
-                return await primer.send(arrival, prompt(prompts.priming(arrival.prefix, visit)))
-
-            self._watcher.say(f"priming {scenario.prompts.prefixes} prefixes")
-            reset = partial(resetter.attempt, external=scenario.resets.external, zero=began)
             priming = await prime(
-                scenario.prompts,
-                send_priming,
-                reset if ResetMode.DEFAULT in diagnosis.reset_modes else None,
+                self._plan.scenario.prompts,
+                wire.priming(began),
+                wire.reset(began) if wire.can_reset else None,
                 self._watcher.show,
             )
             zero = perf_counter() + LEAD
-            self.write_manifest(
+            self._note(
                 started_utc=(datetime.now(UTC) + timedelta(seconds=LEAD)).isoformat(),
                 preparation=msgspec.to_builtins(priming),
                 warnings=diagnosis.warnings() + priming.warnings,
             )
-            completions = speak(zero=zero)
-
-            async def send(arrival: Arrival, started: float) -> RequestRecord:
-                ids = prompts.token_ids(arrival.prefix, arrival.id)
-                return await completions.send(arrival, prompt(ids), started)
-
-            instruments = Instruments(
-                send=send,
-                reset=partial(resetter.attempt, external=scenario.resets.external, zero=zero),
-                scrape=partial(scraper.scrape, zero),
-                last_heard=lambda: completions.last_heard,
-                abandon=completions.abandon,
-            )
             return await measure(
                 self._plan,
-                instruments,
+                wire.instruments(zero),
                 self._folder,
                 zero,
                 watch=self._watcher.show,
-                replica_ended=replica_ended,
+                replica_ended=server.ended,
             )
 
+    def finish(self, ending: Ending) -> Ending:
+        """Write down how the run ended; a manifest that cannot be written is the ending."""
+        try:
+            self._note(status=ending.status, reason=ending.reason)
+        except JournalError as error:
+            return ending if ending.error else Ending(RunStatus.FAILED, str(error), error)
+        return ending
 
-def _host() -> dict[str, Any]:
-    return {
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "cores": len(os.sched_getaffinity(0)),
-    }
+    def _note(self, **changes: Any) -> None:  # noqa: ANN401 - fields of Manifest
+        self._manifest = msgspec.structs.replace(self._manifest, **changes)
+        self._folder.write_manifest(self._manifest)
+
+
+class _Wire:
+    """A plan's connections to its target; ``zero`` is what the stamps count from."""
+
+    def __init__(
+        self, plan: Plan, completions: partial[Completions], resetter: Resetter, scraper: Scraper
+    ) -> None:
+        self._scenario = plan.scenario
+        self._prompts = prompts_of(plan.scenario)
+        self._completions = completions
+        self._resetter = resetter
+        self._scraper = scraper
+        self.can_reset = False
+
+    @classmethod
+    async def open(
+        cls, plan: Plan, target: Target, diagnosis: Diagnosis, stack: AsyncExitStack
+    ) -> _Wire:
+        assert diagnosis.model is not None  # else the diagnosis had a problem
+        scenario, load, timeouts = plan.scenario, target.load, plan.scenario.timeouts
+        client = open_client(timeouts, headers=load.headers, verify=load.verify())
+        completions = partial(
+            Completions,
+            await stack.enter_async_context(client),
+            load.url,
+            model=diagnosis.model,
+            form=scenario.prompts.form,
+            ignore_eos=scenario.output.law is LengthLaw.FIXED,
+        )
+        resetter = Resetter(target.control, timeouts.reset)
+        scraper = Scraper(target.metrics, timeouts.scrape)
+        await stack.enter_async_context(resetter)
+        await stack.enter_async_context(scraper)
+        wire = cls(plan, completions, resetter, scraper)
+        wire.can_reset = ResetMode.DEFAULT in diagnosis.reset_modes
+        return wire
+
+    def reset(self, zero: float) -> partial[Any]:
+        return partial(self._resetter.attempt, external=self._scenario.resets.external, zero=zero)
+
+    def priming(self, zero: float) -> Callable[[Arrival, int], Awaitable[RequestRecord]]:
+        completions = self._completions(zero=zero)
+
+        async def send(arrival: Arrival, visit: int) -> RequestRecord:
+            ids = self._prompts.priming(arrival.prefix, visit)
+            return await completions.send(arrival, self._prompt(ids))
+
+        return send
+
+    def instruments(self, zero: float) -> Instruments:
+        completions = self._completions(zero=zero)
+
+        async def send(arrival: Arrival, started: float) -> RequestRecord:
+            ids = self._prompts.token_ids(arrival.prefix, arrival.id)
+            return await completions.send(arrival, self._prompt(ids), started)
+
+        return Instruments(
+            send=send,
+            reset=self.reset(zero),
+            scrape=partial(self._scraper.scrape, zero),
+            last_heard=lambda: completions.last_heard,
+            abandon=completions.abandon,
+        )
+
+    def _prompt(self, token_ids: list[int]) -> list[int] | str:
+        ids_on_the_wire = self._scenario.prompts.form is PromptForm.TOKEN_IDS
+        return token_ids if ids_on_the_wire else as_text(token_ids)

@@ -129,7 +129,7 @@ def read_run(path: Path) -> Journals:
         JournalError: it is not a run folder, a newer schema wrote it, or a line that is not the
             last one of its journal does not parse.
     """
-    manifest = _read_manifest(path / MANIFEST)
+    manifest = read_manifest(path)
     torn: list[str] = []
     requests = RequestTable.from_records(_lines(path / REQUESTS, RequestRecord, torn))
     # A long wait is journaled several times; the last line of an id counts.
@@ -142,7 +142,13 @@ def read_run(path: Path) -> Journals:
     return Journals(manifest, requests, tuple(resets.values()), server, client, tuple(torn))
 
 
-def _read_manifest(file: Path) -> Manifest:
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of the run folder ``path``.
+
+    Raises:
+        JournalError: it is not a run folder, or a newer schema wrote it.
+    """
+    file = path / MANIFEST
     try:
         raw = file.read_bytes()
     except FileNotFoundError:

@@ -1,0 +1,221 @@
+"""Several runs in an interleaved order on one replica -> one experiment folder.
+
+A *crossover* run gives each planned reset its mode by a balanced draw; the runs of a block mirror
+one draw, so that every planned reset sees every mode. *Arms* give each run one mode, beside a
+control with the same plan; their order is drawn anew in each block of one rate and seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from time import monotonic
+
+import msgspec
+
+import harness
+from harness.errors import JournalError, UsageError
+from harness.journals import SCHEMA_VERSION, RunStatus
+from harness.load.arrivals import Stream, stream
+from harness.measurement import Ending
+from harness.plan import Plan, Scenario, check, convert, make_plan, read_toml
+from harness.records import ResetMode
+from harness.replica.process import ReplicaSpec
+from harness.run import Run, Watcher, on_uvloop
+from harness.server import Server, open_server
+from harness.store import MANIFEST, RunFolder, read_manifest
+from harness.target import Target
+
+EXPERIMENT = "experiment.json"
+
+
+class Design(StrEnum):
+    """How modes are dealt to resets."""
+
+    CROSSOVER = "crossover"
+    """Drawn for each reset of a run; as many mirrored runs as modes."""
+    ARMS = "arms"
+    """One mode a run, and a control."""
+
+
+class ExperimentSpec(msgspec.Struct, frozen=True):
+    """What an experiment runs: every combination of rates and seeds, in the given design."""
+
+    name: str
+    scenario: Scenario
+    design: Design = Design.CROSSOVER
+    modes: tuple[ResetMode, ...] = (ResetMode.SHAM, ResetMode.PREEMPT, ResetMode.KEEP)
+    rates: tuple[float, ...] = (4.0,)
+    """Mean arrivals a second."""
+    seeds: tuple[int, ...] = (1,)
+
+
+class PlannedRun(msgspec.Struct, frozen=True):
+    """One run of an experiment; ``name`` is its folder."""
+
+    name: str
+    plan: Plan
+
+
+class ExperimentManifest(msgspec.Struct, frozen=True):
+    """``experiment.json``."""
+
+    schema_version: int
+    harness_version: str
+    spec: ExperimentSpec
+    digest: str
+    """SHA-256 of the specification: a folder is only gone on with by the one that began it."""
+    runs: tuple[str, ...]
+    """Names of the runs, in their order."""
+
+
+def read_experiment(file: Path) -> ExperimentSpec:
+    """The experiment in ``file``: a scenario with ``design``, ``modes``, ``rates``, ``seeds``.
+
+    Raises:
+        UsageError: the file cannot be read, a key is unknown, or a value cannot be planned.
+    """
+    settings = read_toml(file)
+    own = {field for field in ExperimentSpec.__struct_fields__ if field != "scenario"}
+    about = {"name": file.stem} | {key: settings.pop(key) for key in own & settings.keys()}
+    scenario = convert({"name": about["name"], **settings}, Scenario, str(file))
+    spec = convert({**about, "scenario": msgspec.to_builtins(scenario)}, ExperimentSpec, str(file))
+    for name, values in {"modes": spec.modes, "rates": spec.rates, "seeds": spec.seeds}.items():
+        if not values or len(set(values)) < len(values):
+            raise UsageError(f"{file}: {name} is {list(values)}; name each value once.")
+    for planned in plan_runs(spec):
+        check(planned.plan.scenario)
+    return spec
+
+
+def plan_runs(spec: ExperimentSpec) -> tuple[PlannedRun, ...]:
+    """The runs of ``spec`` in the order they are carried out."""
+    return tuple(
+        planned
+        for rate in spec.rates
+        for seed in spec.seeds
+        for planned in _block(spec, rate, seed)
+    )
+
+
+def _block(spec: ExperimentSpec, rate: float, seed: int) -> Iterator[PlannedRun]:
+    """The runs of one rate and seed: all have the same arrivals and prompts."""
+    replace = msgspec.structs.replace
+    scenario = replace(spec.scenario, seed=seed, load=replace(spec.scenario.load, rate=rate))
+    if spec.design is Design.CROSSOVER:
+        for turn in range(len(spec.modes)):
+            resets = replace(scenario.resets, modes=spec.modes, turn=turn)
+            plan = make_plan(replace(scenario, resets=resets))
+            yield PlannedRun(f"{rate:g}-{seed}-turn{turn}", plan)
+        return
+    arms = list(dict.fromkeys((ResetMode.NONE, *spec.modes)))
+    rng = stream(seed, Stream.ASSIGNMENT, round(rate * 1000))
+    for arm in rng.permutation(len(arms)):
+        resets = replace(scenario.resets, mode=arms[arm])
+        plan = make_plan(replace(scenario, resets=resets))
+        yield PlannedRun(f"{rate:g}-{seed}-{arms[arm]}", plan)
+
+
+def carry_out(
+    spec: ExperimentSpec, where: Target | ReplicaSpec, out: Path, watcher: Watcher
+) -> Ending:
+    """Carry out what is left of ``spec`` in the folder ``out``, one run after the other.
+
+    Runs that are complete are not repeated; one that was cut short is set aside and run again. The
+    first run that does not complete ends the experiment, and a later call goes on from there.
+
+    Raises:
+        UsageError: ``out`` belongs to another experiment, or to this one with other settings.
+        JournalError: ``out`` cannot be written.
+    """
+    planned = plan_runs(spec)
+    _claim(spec, planned, out)
+    left = [run for run in planned if not _is_complete(out / run.name)]
+    watcher.say(f"{len(planned)} runs, {len(planned) - len(left)} of them done before")
+    if not left:
+        return Ending(RunStatus.COMPLETE, measured=True)
+
+    async def all_runs() -> Ending:
+        log = _free_name(out / "vllm.log")
+        async with open_server(where, log, watcher.say) as server:
+            return await _run_all(left, out, server, watcher)
+
+    return on_uvloop(all_runs)
+
+
+async def _run_all(runs: list[PlannedRun], out: Path, server: Server, watcher: Watcher) -> Ending:
+    ending = Ending(RunStatus.COMPLETE, measured=True)
+    began, load = monotonic(), sum(run.plan.end for run in runs)
+    done = 0.0
+    for number, planned in enumerate(runs, 1):
+        # Until a run has shown what preparing and draining cost, its load is all that is known.
+        pace = (monotonic() - began) / done if done else 1.0
+        left = (load - done) * pace / 60
+        watcher.say(f"run {number} of {len(runs)}: {planned.name}; about {left:.0f} min left")
+        path = out / planned.name
+        if path.exists():
+            path.rename(_free_name(out / f"{planned.name}-cut-short"))
+        folder = RunFolder(path)
+        try:
+            run = Run(planned.plan, folder, watcher)
+            ending = run.finish(await run.conduct(server))
+        finally:
+            folder.close()
+        if ending.status is not RunStatus.COMPLETE:
+            break
+        done += planned.plan.end
+    return ending
+
+
+def _claim(spec: ExperimentSpec, planned: tuple[PlannedRun, ...], out: Path) -> None:
+    """Make ``out`` the folder of ``spec``, or check that it is."""
+    digest = hashlib.sha256(msgspec.json.encode(spec)).hexdigest()
+    file = out / EXPERIMENT
+    if file.exists():
+        found = read_experiment_manifest(out)
+        if found.digest != digest:
+            raise UsageError(
+                f"{out} was begun with other settings of {found.spec.name!r}; runs of two "
+                "settings are not mixed. Give another --out, or restore the scenario."
+            )
+        return
+    manifest = ExperimentManifest(
+        SCHEMA_VERSION, harness.__version__, spec, digest, tuple(run.name for run in planned)
+    )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise UsageError(f"{out} is not empty and is no experiment; give another --out.")
+        file.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+    except OSError as error:
+        raise JournalError(f"cannot write {out}: {error.strerror}. Give another --out.") from None
+
+
+def read_experiment_manifest(out: Path) -> ExperimentManifest:
+    """The manifest of the experiment in ``out``.
+
+    Raises:
+        JournalError: there is none, or it cannot be read.
+    """
+    file = out / EXPERIMENT
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=ExperimentManifest)
+    except OSError as error:
+        raise JournalError(f"{file}: {error.strerror}. Give the folder of an experiment.") from None
+    except msgspec.DecodeError as error:
+        raise JournalError(f"{file} is not an experiment's manifest: {error}.") from None
+
+
+def _is_complete(path: Path) -> bool:
+    return (path / MANIFEST).exists() and read_manifest(path).status is RunStatus.COMPLETE
+
+
+def _free_name(path: Path) -> Path:
+    """``path``, or the first of ``path-2``, ``path-3`` ... that does not exist."""
+    candidate, number = path, 1
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate
