@@ -89,31 +89,27 @@ class Answer:
         """Read the whole stream, pausing (``yield``) after every ``SLICE`` events."""
         for stamp, data in events(reads):
             self.events += 1
-            if self.events % SLICE == 0:
+            if not self.events % SLICE:
                 yield
-            if data == b"[DONE]" or not data:
+            if not data or data == b"[DONE]":
                 continue
             try:
                 chunk = _decode(data)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 self.nonsense = f"{error}: {data[:400].decode(errors='replace')}"
                 return
-            if chunk.choices:
-                self._take(stamp, chunk.choices)
+            for choice in chunk.choices or ():
+                if choice.finish_reason is not None:
+                    self.finish_reason = choice.finish_reason
+                if choice.token_ids:
+                    self.tokens += len(choice.token_ids)
+                    self.token_times.append(stamp)
+                elif choice.text or (choice.delta is not None and _has_content(choice.delta)):
+                    self.token_times.append(stamp)
             if chunk.usage is not None:
                 self.usage = chunk.usage
             if chunk.error is not None or chunk.object == "error":
                 self.fault = error_text(chunk.message if chunk.error is None else chunk.error)
-
-    def _take(self, stamp: float, choices: list[_Choice]) -> None:
-        for choice in choices:
-            if choice.finish_reason is not None:
-                self.finish_reason = choice.finish_reason
-            if choice.token_ids:
-                self.tokens += len(choice.token_ids)
-            elif not choice.text and (choice.delta is None or not _has_content(choice.delta)):
-                continue
-            self.token_times.append(stamp)
 
 
 def _has_content(delta: _Delta) -> bool:

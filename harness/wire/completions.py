@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Final
 
-import anyio
 import httpx
 import msgspec
 
@@ -86,10 +85,11 @@ class Completions:
             headers={"Accept-Encoding": "identity", "Content-Type": "application/json"},
         )
         del self._template.headers["Content-Length"]
+        self._headers = self._template.headers.raw
         self._secrets = _secrets(self._template)
         self._flights: dict[int, _Flight] = {}
         self._heard = 0.0
-        self._parsing = anyio.Lock()
+        self._parsing = asyncio.Lock()
 
     @property
     def in_flight(self) -> int:
@@ -115,11 +115,12 @@ class Completions:
         flight = _Flight(arrival, started)
         self._flights[arrival.id] = flight
         exchange = flight.exchange
+        body = self._body(arrival, prompt)
         request = httpx.Request(
             "POST",
             self._template.url,
-            headers=self._template.headers,
-            content=self._body(arrival, prompt),
+            headers=[*self._headers, (b"Content-Length", b"%d" % len(body))],
+            stream=httpx.ByteStream(body),
             extensions={**self._template.extensions, "exchange": exchange},
         )
         failure: httpx.TransportError | None = None
