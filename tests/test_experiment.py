@@ -1,0 +1,84 @@
+"""Experiments: what they run, in which order, and that two settings never mix."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from harness.errors import UsageError
+from harness.experiment import Design, ExperimentSpec, plan_runs, read_experiment
+from harness.plan import Scenario, read_scenario
+from harness.records import ResetMode
+
+SCENARIO: Scenario = read_scenario(
+    None, {"load.warmup": 5.0, "load.duration": 90.0, "resets.every": 10.0}
+)
+MODES = (ResetMode.SHAM, ResetMode.PREEMPT, ResetMode.KEEP)
+
+
+def test_a_crossover_mirrors_one_draw_over_as_many_runs_as_modes() -> None:
+    runs = plan_runs(ExperimentSpec("x", SCENARIO, modes=MODES))
+    assert len(runs) == 3
+    assert len({run.plan.digest for run in runs}) == 1
+    for resets in zip(*(run.plan.resets for run in runs), strict=True):
+        assert {reset.mode for reset in resets} == set(MODES)
+        assert len({reset.scheduled for reset in resets}) == 1
+    for run in runs:
+        counts = Counter(reset.mode for reset in run.plan.resets)
+        assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_arms_share_a_plan_with_their_control_in_an_order_of_their_own() -> None:
+    spec = ExperimentSpec(
+        "x", SCENARIO, Design.ARMS, (ResetMode.PREEMPT, ResetMode.KEEP), seeds=tuple(range(8))
+    )
+    runs = plan_runs(spec)
+    assert len(runs) == 24
+    blocks = [runs[first : first + 3] for first in range(0, 24, 3)]
+    for block in blocks:
+        assert len({run.plan.digest for run in block}) == 1
+        modes = {run.plan.scenario.resets.mode for run in block}
+        assert modes == {ResetMode.NONE, ResetMode.PREEMPT, ResetMode.KEEP}
+    assert len({run.plan.digest for run in runs}) == 8
+    orders = {tuple(run.plan.scenario.resets.mode for run in block) for block in blocks}
+    assert len(orders) > 2
+
+
+def test_every_combination_has_a_folder_of_its_own() -> None:
+    spec = ExperimentSpec("x", SCENARIO, rates=(2.0, 4.0), seeds=(1, 2))
+    assert len({run.name for run in plan_runs(spec)}) == len(plan_runs(spec)) == 12
+    assert plan_runs(spec) == plan_runs(spec)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mode = ['keep']\n", "unknown key 'mode'"),
+        ("modes = ['keep']\n[resets]\nevery = 20.0\n", "two or more"),
+        ("modes = ['keep', 'none']\n[resets]\nevery = 20.0\n", "a control is 'sham'"),
+        ("rates = []\n", "rates is"),
+        ("seeds = [1, 1]\n", "seeds is"),
+        ("rates = [-1.0]\n", "--rate"),
+        ("design = 'latin'\n", "latin"),
+    ],
+)
+def test_a_wrong_experiment_says_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "wrong.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        read_experiment(file)
+
+
+def test_an_experiment_is_a_scenario_with_a_design(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        "design = 'arms'\nmodes = ['keep']\nseeds = [3]\n[load]\nduration = 50.0\n"
+        "[resets]\nevery = 10.0\n"
+    )
+    spec = read_experiment(file)
+    assert (spec.name, spec.design, spec.seeds) == ("mine", Design.ARMS, (3,))
+    assert spec.scenario.load.duration == 50
+    assert msgspec.json.decode(msgspec.json.encode(spec), type=ExperimentSpec) == spec
