@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from harness.journals import SCHEMA_VERSION, Journals, Manifest, RequestTable, RunStatus
-from harness.plan import Scenario, make_plan
+from harness.plan import make_plan
 from harness.records import (
     AttemptOutcome,
     Outcome,
@@ -16,6 +16,7 @@ from harness.records import (
     ResetMode,
     ResetRecord,
 )
+from harness.scenario import Scenario
 
 MANIFEST = Manifest(
     SCHEMA_VERSION, RunStatus.COMPLETE, make_plan(Scenario()), "0", "2026-01-01T00:00:00Z",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec, module_from_spec
 from itertools import zip_longest
@@ -35,33 +36,32 @@ HOST_BLOCKS = 4
 class Real:
     """A real vLLM scheduler with the methods of the model's ``Engine``."""
 
-    def __init__(
-        self, vllm_config: Any, blocks: int, budget: int, max_running: int, lookahead: bool
-    ) -> None:
+    def __init__(self, vllm_config: Any, like: Engine) -> None:
         import torch
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+        from vllm.v1.structured_output import StructuredOutputManager
 
         spec = FullAttentionSpec(
             block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32
         )
-        vllm_config.cache_config.num_gpu_blocks = blocks
-        self.scheduler: Any = (AsyncScheduler if lookahead else Scheduler)(
+        vllm_config.cache_config.num_gpu_blocks = like.blocks
+        self.scheduler: Any = (AsyncScheduler if like.lookahead else Scheduler)(
             vllm_config=vllm_config,
             kv_cache_config=KVCacheConfig(
-                num_blocks=blocks,
+                num_blocks=like.blocks,
                 kv_cache_tensors=[],
                 kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
             ),
-            structured_output_manager=None,
+            structured_output_manager=StructuredOutputManager(vllm_config),
             block_size=BLOCK_SIZE,
             hash_block_size=BLOCK_SIZE,
             log_stats=False,
         )
-        self.scheduler.max_num_scheduled_tokens = budget
-        self.scheduler.max_num_running_reqs = max_running
-        self.scheduler.max_num_active_reqs = max_running
+        self.scheduler.max_num_scheduled_tokens = like.budget
+        self.scheduler.max_num_running_reqs = like.max_running
+        self.scheduler.max_num_active_reqs = like.max_running
         self.pool = self.scheduler.kv_cache_manager.block_pool
         self.published: list[Any] = []
         self.scheduler.kv_event_publisher.publish = lambda batch: self.published.extend(
@@ -291,14 +291,18 @@ def pool_of_real(pool: Any, names: dict[bytes, str]) -> dict[str, Any]:
 
 
 def event_of_real(event: Any, names: dict[bytes, str]) -> tuple[EventKind, Any, Any]:
+    from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+
+    outside = {maybe_convert_block_hash(value): label for value, label in names.items()}
     kind = EventKind(type(event).__name__)
-    hashes = tuple(names[value] for value in getattr(event, "block_hashes", ()))
+    hashes = tuple(outside[value] for value in getattr(event, "block_hashes", ()))
     parent = getattr(event, "parent_block_hash", None)
-    return kind, hashes, parent and names[parent]
+    return kind, hashes, None if parent is None else outside[parent]
 
 
 @pytest.fixture(scope="module")
-def vllm_config(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def real_like(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Engine], Real]:
+    """Make the real thing with an engine's settings."""
     with warnings.catch_warnings():
         # Importing torch and vLLM warns about their own code.
         warnings.simplefilter("ignore")
@@ -332,7 +336,7 @@ def vllm_config(tmp_path_factory: pytest.TempPathFactory) -> Any:
         "torch_dtype": "float32",
     }
     (folder / "config.json").write_text(json.dumps(description))
-    return VllmConfig(
+    config = VllmConfig(
         model_config=ModelConfig(
             model=str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=MAX_LENGTH
         ),
@@ -347,6 +351,7 @@ def vllm_config(tmp_path_factory: pytest.TempPathFactory) -> Any:
         device_config=DeviceConfig(device="cpu"),
         kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
     )
+    return lambda engine: Real(config, engine)
 
 
 def a_prompt() -> st.SearchStrategy[list[int]]:
@@ -409,17 +414,9 @@ def play(pair: Pair, moves: list[tuple[Any, ...]]) -> None:
     lookahead=st.booleans(),
     moves=MOVES,
 )
-def test_random_sequences(vllm_config, blocks, budget, max_running, lookahead, moves):
-    pair = Pair(
-        Engine(
-            blocks=blocks,
-            budget=budget,
-            max_running=max_running,
-            lookahead=lookahead,
-            cpu_blocks=HOST_BLOCKS,
-        ),
-        Real(vllm_config, blocks, budget, max_running, lookahead),
-    )
+def test_random_sequences(real_like, blocks, budget, max_running, lookahead, moves):
+    model = Engine(blocks, budget, max_running, lookahead, cpu_blocks=HOST_BLOCKS)
+    pair = Pair(model, real_like(model))
     play(pair, moves)
 
 
@@ -432,11 +429,9 @@ LANES = [
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_stories(vllm_config, lane):
+def test_stories(real_like, lane):
     model = lane.make()
-    pair: Any = Pair(
-        model, Real(vllm_config, model.blocks, model.budget, model.max_running, model.lookahead)
-    )
+    pair: Any = Pair(model, real_like(model))
     for scene in lane.scenes:
         scene.act(pair)
 
@@ -452,9 +447,9 @@ def fresh(module: str) -> Any:
 
 
 @pytest.mark.parametrize("mode", [None, ResetMode.KEEP])
-def test_without_the_mend_an_offload_dies_as_vllm_does(vllm_config, mode):
+def test_without_the_mend_an_offload_dies_as_vllm_does(real_like, mode):
     model = Engine(cpu_blocks=HOST_BLOCKS, mended=False)
-    real = Real(vllm_config, model.blocks, model.budget, model.max_running, model.lookahead)
+    real = real_like(model)
     stock = fresh("vllm.v1.simple_kv_offload.manager").SimpleCPUOffloadScheduler
     real.offload = offload_of(real.pool, stock)
     died = []
@@ -473,7 +468,7 @@ def test_without_the_mend_an_offload_dies_as_vllm_does(vllm_config, mode):
 
 @pytest.mark.parametrize("mode", list(ResetMode)[:3])
 @pytest.mark.parametrize("outputs", [0, 1])
-def test_auxiliary_output_is_as_in_vllm(vllm_config, mode, outputs):
+def test_auxiliary_output_is_as_in_vllm(real_like, mode, outputs):
     from vllm.distributed.aux_output_connector.connector import (
         AuxOutputConnectorMetadata,
         AuxOutputSchedulerConnector,
@@ -481,7 +476,7 @@ def test_auxiliary_output_is_as_in_vllm(vllm_config, mode, outputs):
     from vllm.distributed.aux_output_connector.worker import AuxOutputWorkerConnector
 
     model = Engine(auxiliary=Auxiliary(outputs_in_flight=outputs))
-    real = Real(vllm_config, model.blocks, model.budget, model.max_running, model.lookahead)
+    real = real_like(model)
     for engine in (model, real):
         engine.add("B", list(range(10)), 9)
     model.schedule_waiting([])
