@@ -19,12 +19,13 @@ from harness.errors import HarnessError, UsageError
 from harness.experiment import carry_out, read_experiment
 from harness.journals import RunStatus
 from harness.measurement import Ending
-from harness.plan import Plan, make_plan, read_scenario
+from harness.plan import Plan, make_plan
 from harness.records import ResetMode
 from harness.replica.doctor import Diagnosis, inspect
 from harness.replica.process import ReplicaSpec, managed_replica
 from harness.report.live import Display
 from harness.run import Watcher, run
+from harness.scenario import read_scenario
 from harness.store import read_run
 from harness.target import Endpoint, Target, headers_from, read_target, target
 

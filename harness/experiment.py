@@ -20,10 +20,11 @@ from harness.errors import JournalError, UsageError
 from harness.journals import SCHEMA_VERSION, RunStatus
 from harness.load.arrivals import Stream, stream
 from harness.measurement import Ending
-from harness.plan import Plan, Scenario, check, convert, make_plan, read_toml
+from harness.plan import Plan, make_plan
 from harness.records import ResetMode
 from harness.replica.process import ReplicaSpec
 from harness.run import Run, Watcher, on_uvloop
+from harness.scenario import Scenario, check, convert, read_toml
 from harness.server import Server, open_server
 from harness.store import MANIFEST, RunFolder, read_manifest
 from harness.target import Target

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from harness.plan import LengthLaw, PromptForm
 from harness.records import ResetMode
+from harness.scenario import LengthLaw, PromptForm
 
 _LOAD, _RESETS, _PROMPTS = "Load", "Resets", "Prompts and outputs"
 _ELSEWHERE, _OWN = "A replica elsewhere", "A replica of our own"

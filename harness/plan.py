@@ -1,4 +1,4 @@
-"""Scenario file + flags -> Plan: every knob, its default, and everything a run will do.
+"""Scenario -> Plan: everything a run will do, drawn before it starts.
 
 A plan is a pure function of the scenario and its seed: the same scenario makes the same arrivals,
 prompts, output lengths and reset instants, and so the same bytes on the wire.
@@ -6,128 +6,17 @@ prompts, output lengths and reset instants, and so the same bytes on the wire.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import math
-import tomllib
-from collections.abc import Mapping, Sequence
-from enum import StrEnum
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
-from harness.analysis.design import assign
-from harness.errors import UsageError
 from harness.load.arrivals import Stream, poisson, stream, zipf_choice
+from harness.load.assignment import assign
 from harness.load.prompts import Prompts
 from harness.records import Arrival, PlannedReset, ResetMode
-
-WARMUP_RULE = 60.0
-"""Seconds of warm-up at least; near capacity 5 × mean latency/(1 − ρ) may be more."""
-SPACING_RULE = 120.0
-"""Seconds between resets at least; near capacity 10 × mean latency/(1 − ρ) may be more."""
-LOOK: Mapping[str, Any] = {"load.warmup": 30.0, "load.duration": 120.0, "resets.every": 30.0}
-"""The timing of a run that names none: a look, not a verdict, in 150 s of load."""
-
-
-class PromptForm(StrEnum):
-    """How a prompt is put on the wire."""
-
-    TOKEN_IDS = "token_ids"
-    """``/v1/completions`` with token ids: exact sizes, no tokenizer needed."""
-    TEXT = "text"
-    """``/v1/completions`` with text: sizes are what the server's tokenizer makes of it."""
-    CHAT = "chat"
-    """``/v1/chat/completions`` with one user message."""
-
-
-class LengthLaw(StrEnum):
-    """How output lengths are chosen."""
-
-    FIXED = "fixed"
-    """Every request generates exactly ``tokens`` (sent with ``ignore_eos``)."""
-    UNIFORM = "uniform"
-    """Uniform on 1 .. 2 ``tokens`` − 1, so that the mean is ``tokens``."""
-    GEOMETRIC = "geometric"
-    """Geometric with mean ``tokens``."""
-
-
-class LoadSpec(msgspec.Struct, frozen=True):
-    """When requests are sent. ``duration`` is measured time; load lasts ``warmup + duration``."""
-
-    rate: float = 4.0
-    """Mean arrivals a second of the Poisson process."""
-    duration: float = 600.0
-    warmup: float = WARMUP_RULE
-    max_in_flight: int | None = None
-    """Cap on requests in flight; None is an open loop. A cap that bites shows as queueing."""
-
-
-class PromptSpec(msgspec.Struct, frozen=True):
-    """What requests ask: a shared prefix drawn by a Zipf law, then a unique tail."""
-
-    form: PromptForm = PromptForm.TOKEN_IDS
-    prefixes: int = 24
-    zipf: float = 1.0
-    """Exponent s of the Zipf law: prefix k (from 1) is drawn with weight k**−s."""
-    prefix_tokens: int = 2000
-    unique_tokens: int = 60
-    vocabulary: tuple[int, int] = (1000, 4000)
-    """Token ids are drawn from this half-open range; below it lie special tokens of most models."""
-
-
-class OutputSpec(msgspec.Struct, frozen=True):
-    """How much each request generates."""
-
-    law: LengthLaw = LengthLaw.FIXED
-    tokens: int = 200
-
-
-class ResetSpec(msgspec.Struct, frozen=True):
-    """When the prefix cache is reset, and how. Instants count from the end of the warm-up."""
-
-    mode: ResetMode = ResetMode.NONE
-    every: float | None = None
-    """Seconds between resets. None: 120 s, or a quarter of a measured period under 480 s."""
-    at: tuple[float, ...] = ()
-    """Instants of the resets instead of ``every``."""
-    retry_every: float = 0.05
-    """How soon a refused ``default`` reset is tried again, until the next planned reset."""
-    external: bool = False
-    """Also reset the external (connector) cache: ``reset_external=true``."""
-    modes: tuple[ResetMode, ...] = ()
-    """A crossover's modes, instead of ``mode``: each reset gets one by a balanced draw."""
-    turn: int = 0
-    """Which run of the crossover's block this is, from 0: as many runs as modes mirror one draw."""
-
-
-class TimeoutSpec(msgspec.Struct, frozen=True):
-    """How long to wait, in seconds."""
-
-    connect: float = 10.0
-    idle: float = 120.0
-    """Longest silence on a response before the request is a ``timeout``."""
-    reset: float = 60.0
-    """Longest wait for a reset's answer (a reset waits for the running step)."""
-    scrape: float = 5.0
-    drain: float = 120.0
-    """Longest wait for requests in flight after the last arrival."""
-    give_up: float = 30.0
-    """Stop sending when the server has answered nothing, or only failures, for this long."""
-
-
-class Scenario(msgspec.Struct, frozen=True):
-    """Everything that fixes a run's plan."""
-
-    name: str = "look"
-    seed: int = 1
-    load: LoadSpec = LoadSpec()
-    prompts: PromptSpec = PromptSpec()
-    output: OutputSpec = OutputSpec()
-    resets: ResetSpec = ResetSpec()
-    timeouts: TimeoutSpec = TimeoutSpec()
+from harness.scenario import LengthLaw, OutputSpec, Scenario, check, reset_instants
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -143,161 +32,6 @@ class Plan(msgspec.Struct, frozen=True):
     def end(self) -> float:
         """When load ends, in seconds since the run's zero."""
         return self.scenario.load.warmup + self.scenario.load.duration
-
-
-OPTIONS: Mapping[str, str] = {
-    "seed": "--seed",
-    "load.rate": "--rate",
-    "load.duration": "--duration",
-    "load.warmup": "--warmup",
-    "load.max_in_flight": "--max-in-flight",
-    "prompts.form": "--form",
-    "prompts.prefixes": "--prefixes",
-    "prompts.prefix_tokens": "--prefix-tokens",
-    "prompts.unique_tokens": "--unique-tokens",
-    "prompts.zipf": "--zipf",
-    "output.law": "--output-law",
-    "output.tokens": "--output-tokens",
-    "resets.mode": "--reset-mode",
-    "resets.every": "--reset-every",
-    "resets.at": "--reset-at",
-    "resets.external": "--reset-external",
-}
-"""The scenario keys that have a flag."""
-
-_LIMITS: Mapping[str, tuple[float, float, str]] = {
-    "seed": (0, 2**63 - 1, ""),
-    "load.rate": (0.001, 10_000, "requests/s"),
-    "load.duration": (1, 604_800, "s"),
-    "load.warmup": (0, 86_400, "s"),
-    "load.max_in_flight": (1, 1_000_000, "requests"),
-    "prompts.prefixes": (1, 100_000, "prefixes"),
-    "prompts.zipf": (0, 10, ""),
-    "prompts.prefix_tokens": (0, 10_000_000, "tokens"),
-    "prompts.unique_tokens": (1, 10_000_000, "tokens"),
-    "output.tokens": (1, 10_000_000, "tokens"),
-    "resets.every": (0.1, 604_800, "s"),
-    "resets.at": (0, 604_800, "s"),
-    "resets.retry_every": (0.001, 3600, "s"),
-    "timeouts.connect": (0.01, 3600, "s"),
-    "timeouts.idle": (0.01, 86_400, "s"),
-    "timeouts.reset": (0.01, 3600, "s"),
-    "timeouts.scrape": (0.01, 3600, "s"),
-    "timeouts.drain": (0, 86_400, "s"),
-    "timeouts.give_up": (0.1, 86_400, "s"),
-}
-"""Allowed range, ends included, and unit of every number a user can set."""
-
-_MOST_ARRIVALS = 20_000_000
-
-
-def read_scenario(file: Path | None, flags: Mapping[str, Any]) -> Scenario:
-    """The scenario in ``file`` (TOML) with ``flags`` (dotted key -> value) on top.
-
-    Without a file and without any timing flag the timing is ``LOOK``'s.
-
-    Raises:
-        UsageError: the file cannot be read, a key is unknown, or a value is out of its range.
-    """
-    settings: dict[str, Any] = {} if file is None else read_toml(file)
-    where = "the options" if file is None else str(file)
-    if file is None and not flags.keys() & {*LOOK, "resets.at"}:
-        flags = {**LOOK, **flags}
-    elif file is not None:
-        settings.setdefault("name", file.stem)
-    elif "name" not in settings:
-        settings["name"] = "run"
-    if "resets.at" in flags:
-        settings.setdefault("resets", {}).pop("every", None)
-    if "resets.every" in flags:
-        settings.setdefault("resets", {}).pop("at", None)
-    for key, value in flags.items():
-        _put(settings, key, value)
-    scenario = convert(settings, Scenario, where)
-    check(scenario)
-    return scenario
-
-
-Settings = TypeVar("Settings", bound=msgspec.Struct)
-
-
-def convert(settings: Mapping[str, Any], kind: type[Settings], where: str) -> Settings:
-    """``settings`` as a ``kind``, by field names.
-
-    Raises:
-        UsageError: a key is unknown (the nearest known one is named), or a value of a wrong type;
-            ``where`` says in which file.
-    """
-    _check_keys(settings, kind, where)
-    try:
-        return msgspec.convert(settings, kind)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"{where}: {error}. Correct that value and run again.") from None
-
-
-def check(scenario: Scenario) -> None:
-    """Raise ``UsageError`` unless every value of ``scenario`` can be planned."""
-    tree = msgspec.to_builtins(scenario)
-    for key, (low, high, unit) in _LIMITS.items():
-        value = _get(tree, key)
-        for one in value if isinstance(value, tuple | list) else [value]:
-            if one is not None and not (math.isfinite(one) and low <= one <= high):
-                allowed = f"{low:,g} to {high:,g}{' ' + unit if unit else ''}"
-                raise UsageError(f"{_option(key)} is {one}; allowed is {allowed}.")
-    low_id, high_id = scenario.prompts.vocabulary
-    if not 0 <= low_id < high_id:
-        raise UsageError(
-            f"prompts.vocabulary is [{low_id}, {high_id}]; it is a half-open range of token ids, "
-            "so the first must be at least 0 and below the second."
-        )
-    if scenario.load.rate * (scenario.load.warmup + scenario.load.duration) > _MOST_ARRIVALS:
-        raise UsageError(
-            f"--rate × (--warmup + --duration) plans over {_MOST_ARRIVALS:,} requests; "
-            "lower one of them."
-        )
-    _check_resets(scenario)
-
-
-def _check_resets(scenario: Scenario) -> None:
-    spec, duration = scenario.resets, scenario.load.duration
-    if spec.at and spec.every is not None:
-        raise UsageError("--reset-at and --reset-every exclude each other; give one of them.")
-    late = [instant for instant in spec.at if instant >= duration]
-    if late:
-        raise UsageError(
-            f"--reset-at {late[0]:g} lies past the measured period of {duration:g} s; "
-            "give an earlier instant or a longer --duration."
-        )
-    if len(set(spec.at)) < len(spec.at):
-        raise UsageError("--reset-at names the same instant twice; give each instant once.")
-    if spec.modes:
-        if len(spec.modes) < 2 or len(set(spec.modes)) < len(spec.modes):
-            raise UsageError("resets.modes takes two or more different modes for a crossover.")
-        if ResetMode.NONE in spec.modes or spec.mode is not ResetMode.NONE:
-            raise UsageError("resets.modes excludes resets.mode and 'none'; a control is 'sham'.")
-        if not 0 <= spec.turn < len(spec.modes):
-            raise UsageError(f"resets.turn is {spec.turn}; a crossover has a turn for each mode.")
-    if (spec.mode is not ResetMode.NONE or spec.modes) and not reset_instants(scenario):
-        raise UsageError(
-            f"--reset-every {spec.every or 0:g} leaves no room for a reset with a window of its "
-            f"own in --duration {duration:g}; the duration must be at least twice the spacing."
-        )
-
-
-def reset_instants(scenario: Scenario) -> tuple[float, ...]:
-    """Planned reset instants in seconds since the run's zero.
-
-    With ``every`` the first comes one interval after the warm-up and each has a whole interval
-    behind it, so that all windows (and the one before the first reset) are equally long.
-    """
-    spec, load = scenario.resets, scenario.load
-    if spec.at:
-        return tuple(load.warmup + instant for instant in sorted(spec.at))
-    every = spec.every
-    if every is None:
-        every = SPACING_RULE if load.duration >= 4 * SPACING_RULE else load.duration / 4
-    count = math.floor(load.duration / every + 1e-9) - 1
-    return tuple(load.warmup + every * k for k in range(1, count + 1))
 
 
 def make_plan(scenario: Scenario) -> Plan:
@@ -326,7 +60,7 @@ def make_plan(scenario: Scenario) -> Plan:
 
 
 def _resets(scenario: Scenario) -> tuple[PlannedReset, ...]:
-    """Planned resets: one mode throughout, or drawn for each (``design.assign``)."""
+    """Planned resets: one mode throughout, or drawn for each (``load.assignment.assign``)."""
     spec, instants = scenario.resets, reset_instants(scenario)
     if spec.modes:
         rng = stream(scenario.seed, Stream.ASSIGNMENT)
@@ -375,52 +109,3 @@ def _digest(scenario: Scenario, arrivals: Sequence[Arrival]) -> str:
         arrivals,
     ]
     return hashlib.sha256(msgspec.json.encode(made_from)).hexdigest()
-
-
-def read_toml(file: Path) -> dict[str, Any]:
-    """The settings in ``file``.
-
-    Raises:
-        UsageError: it cannot be read or is not TOML.
-    """
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(
-            f"--scenario {file}: {error.strerror}. Give the path of a TOML file."
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"--scenario {file} is not valid TOML: {error}.") from None
-
-
-def _check_keys(settings: Mapping[str, Any], kind: type[msgspec.Struct], where: str) -> None:
-    """Raise ``UsageError`` for the first key that ``kind`` does not have."""
-    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
-    for key, value in settings.items():
-        if key not in fields:
-            near = difflib.get_close_matches(key, fields, n=1, cutoff=0.0)
-            raise UsageError(f"{where}: unknown key {key!r}; the nearest known one is {near[0]!r}.")
-        inner = fields[key]
-        if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-            if not isinstance(value, Mapping):
-                raise UsageError(f"{where}: {key!r} is a table, not {value!r}; write [{key}].")
-            _check_keys(value, inner, f"{where}: [{key}]")
-
-
-def _put(settings: dict[str, Any], key: str, value: object) -> None:
-    *tables, last = key.split(".")
-    for table in tables:
-        settings = settings.setdefault(table, {})
-    settings[last] = value
-
-
-def _get(tree: Mapping[str, Any], key: str) -> Any:  # noqa: ANN401 - a value of a parsed tree
-    found: Any = tree
-    for part in key.split("."):
-        found = found[part]
-    return found
-
-
-def _option(key: str) -> str:
-    flag = OPTIONS.get(key)
-    return f"{flag} ({key} in a scenario)" if flag else key

@@ -10,7 +10,6 @@ import anyio
 import msgspec
 
 from harness.errors import TargetError
-from harness.plan import PromptSpec
 from harness.records import (
     Arrival,
     AttemptOutcome,
@@ -21,6 +20,7 @@ from harness.records import (
     ResetAttempt,
     ResetMode,
 )
+from harness.scenario import PromptSpec
 
 EMPTYING_SECONDS = 30.0
 """How long a refused reset is tried again before the run starts on a cache that is not empty."""

@@ -20,13 +20,14 @@ from harness.errors import HarnessError, JournalError
 from harness.journals import SCHEMA_VERSION, Manifest, RunStatus
 from harness.load.prompts import as_text
 from harness.measurement import Ending, Instruments, measure
-from harness.plan import LengthLaw, Plan, PromptForm, prompts_of
+from harness.plan import Plan, prompts_of
 from harness.priming import prime
 from harness.records import Arrival, Progress, RequestRecord, ResetMode
 from harness.replica.doctor import Diagnosis, inspect
 from harness.replica.metrics import Scraper
 from harness.replica.process import ReplicaSpec
 from harness.replica.reset import Resetter
+from harness.scenario import LengthLaw, PromptForm
 from harness.server import Server, open_server
 from harness.store import RunFolder
 from harness.target import Target

@@ -10,8 +10,8 @@ import pytest
 
 from harness.errors import UsageError
 from harness.experiment import Design, ExperimentSpec, plan_runs, read_experiment
-from harness.plan import Scenario, read_scenario
 from harness.records import ResetMode
+from harness.scenario import Scenario, read_scenario
 
 SCENARIO: Scenario = read_scenario(
     None, {"load.warmup": 5.0, "load.duration": 90.0, "resets.every": 10.0}

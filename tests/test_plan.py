@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import UsageError
-from harness.plan import Scenario, make_plan, read_scenario, reset_instants
+from harness.plan import make_plan
 from harness.records import ResetMode
+from harness.scenario import Scenario, read_scenario, reset_instants
 
 
 def test_a_run_with_only_rate_and_mode_is_a_short_look() -> None:

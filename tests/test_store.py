@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from harness.errors import JournalError
 from harness.journals import SCHEMA_VERSION, Manifest, RequestTable, RunStatus
-from harness.plan import Scenario, make_plan
+from harness.plan import make_plan
 from harness.records import (
     AttemptOutcome,
     ClientSample,
@@ -24,6 +24,7 @@ from harness.records import (
     ResetRecord,
     ServerSample,
 )
+from harness.scenario import Scenario
 from harness.store import REQUESTS, RESETS, RunFolder, read_run
 
 MANIFEST = Manifest(

@@ -23,8 +23,8 @@ from harness.analysis.period import unrecorded
 from harness.analysis.preemptions import ResetPreemptions
 from harness.analysis.victims import Roll, Rows
 from harness.journals import Journals
-from harness.plan import PromptForm, PromptSpec
 from harness.records import AttemptOutcome, ResetMode, ResetRecord
+from harness.scenario import PromptForm, PromptSpec
 
 Floats = NDArray[np.float64]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import httpx
 
 from harness.errors import UsageError
-from harness.plan import TimeoutSpec
+from harness.scenario import TimeoutSpec
 from harness.wire.transport import StampedTransport
 
 

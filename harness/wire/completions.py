@@ -15,8 +15,8 @@ from typing import Final
 import httpx
 import msgspec
 
-from harness.plan import PromptForm
 from harness.records import Arrival, Outcome, RequestRecord
+from harness.scenario import PromptForm
 from harness.wire.chunks import Answer
 from harness.wire.client import endpoint
 from harness.wire.outcome import judge

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from harness.journals import SCHEMA_VERSION, Journals, Manifest, RequestTable, RunStatus
-from harness.plan import LoadSpec, OutputSpec, Plan, ResetSpec, Scenario, make_plan
+from harness.plan import Plan, make_plan
 from harness.records import (
     Arrival,
     AttemptOutcome,
@@ -28,6 +28,7 @@ from harness.records import (
     ResetRecord,
     ServerSample,
 )
+from harness.scenario import LoadSpec, OutputSpec, ResetSpec, Scenario
 
 HOT, COLD, DECODE = 0.01, 0.25, 1.0
 """Work before the first token with the prefix cached and without, and after it."""

@@ -9,9 +9,9 @@ import pytest
 
 from harness.analysis import contrast, crossover, stats
 from harness.analysis.contrast import Recovery
-from harness.analysis.crossover import Run
-from harness.analysis.design import assign
 from harness.analysis.excess import Stays
+from harness.analysis.pairs import Run, pairs
+from harness.load.assignment import assign
 from harness.records import ResetMode
 
 KEEP, PREEMPT, SHAM, NONE = ResetMode.KEEP, ResetMode.PREEMPT, ResetMode.SHAM, ResetMode.NONE
@@ -79,7 +79,7 @@ def test_victims_pay_for_a_preempt_that_later_arrivals_gain_from() -> None:
 
 def test_three_modes_compare_in_pairs_within_a_latin_square() -> None:
     runs = [run for seed in (3, 4) for run in block(seed, (KEEP, PREEMPT, SHAM))]
-    strata = crossover.pairs(runs, KEEP, SHAM)
+    strata = pairs(runs, KEEP, SHAM)
     assert len(strata) == 6  # three pairs of runs in each of two blocks
     assert sum(len(pair.ids) for pair in strata) == 24
     told = stats.compare(crossover.trials(strata, crossover.integral(SPACING)))

@@ -8,8 +8,8 @@ import pytest
 from harness.analysis.doubt import DoubtCode, Severity
 from harness.analysis.summary import summarize
 from harness.journals import RequestTable, RunStatus
-from harness.plan import LoadSpec
 from harness.records import AttemptOutcome, ClientSample, Outcome, ResetMode
+from harness.scenario import LoadSpec
 from tests.analysis.simulation import journals, request, scenario, simulate
 
 QUIET = scenario(ResetMode.KEEP, warmup=60.0, duration=1200.0, every=130.0)

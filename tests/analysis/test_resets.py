@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from harness.analysis.resets import Tier, Verification, settle
-from harness.plan import PromptForm, PromptSpec
 from harness.records import Arrival, AttemptOutcome, Outcome, ResetMode, ServerSample
+from harness.scenario import PromptForm, PromptSpec
 from tests.analysis.simulation import journals, request, scenario, simulate, wipe
 
 KEEP, PREEMPT, DEFAULT = ResetMode.KEEP, ResetMode.PREEMPT, ResetMode.DEFAULT

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis.design import assign
+from harness.load.assignment import assign
 from harness.records import ResetMode
 
 MODES = [ResetMode.KEEP, ResetMode.PREEMPT, ResetMode.SHAM, ResetMode.DEFAULT]
