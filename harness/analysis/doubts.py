@@ -83,8 +83,8 @@ def _about_the_run(evidence: Evidence) -> Iterator[Doubt]:
     if evidence.occupancy is None or volume.ended == 0:
         yield void(
             DoubtCode.NOTHING_MEASURED,
-            "No request ended after the warm-up: there are no figures.",
-            "Run longer than the warm-up, at a rate that makes requests in it.",
+            "No request ended in the measured period: latency and recovery say nothing.",
+            "Run longer than the warm-up; if requests hang, lower the rate.",
         )
 
 

@@ -23,7 +23,7 @@ from harness.analysis.period import unrecorded
 from harness.analysis.preemptions import ResetPreemptions
 from harness.analysis.victims import Roll, Rows
 from harness.journals import Journals
-from harness.records import AttemptOutcome, ResetMode, ResetRecord
+from harness.records import AttemptOutcome, Outcome, ResetMode, ResetRecord
 from harness.scenario import PromptForm, PromptSpec
 
 Floats = NDArray[np.float64]
@@ -117,6 +117,7 @@ class _Audit:
             for name in ("sent", "first_token", "finished", "cached_tokens")
         )
         self._known = ~np.isnan(cached)
+        self._ok = (frame["outcome"] == Outcome.OK).to_numpy(np.bool_)
         self._hit = cached >= _least_hit(frame, journals.manifest.plan.scenario.prompts)
         self._pressure = Counter.read(journals.server, preemptions.COUNTER)
         self._external = Counter.read(journals.server, EXTERNAL_HITS)
@@ -128,7 +129,11 @@ class _Audit:
         if reset.outcome is not AttemptOutcome.CLEARED or not reset.attempts:
             return SettledReset(reset, Verification.NOT_CLEARED)
         if not self._known.any():
-            return SettledReset(reset, Verification.NOT_REPORTED)
+            # Usage comes with the end of a reply; where none ended well, none could tell.
+            silent = bool(self._ok.any())
+            return SettledReset(
+                reset, Verification.NOT_REPORTED if silent else Verification.NO_EVIDENCE
+            )
         wipe = reset.attempts[-1]
         gone = wipe.called if wipe.replied is None else wipe.replied
         after = self._roll.sent_between(gone, until)

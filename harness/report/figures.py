@@ -63,6 +63,8 @@ LINE_OF = {
 """How a reset's line is drawn; the other outcomes, which wiped nothing, are dash-dotted."""
 REFUSED_COLOUR = "#CC79A7"
 SHADE = "#f0f0f0"
+DRAIN_SHARE = 0.15
+"""How much of a long drain is shown, as a share of the load."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,9 @@ class _Run:
         self._scheduled = self._frame["scheduled"].to_numpy(np.float64)
         self._kinds = [kind for kind in _kinds(journals.requests) if kind.rows.any()]
         finished = self._frame["finished"].to_numpy(np.float64)
-        self._end = max(float(np.max(finished, initial=0.0)), journals.manifest.plan.end)
+        load = journals.manifest.plan.end
+        drained = float(np.max(finished, initial=load))
+        self._end = min(max(drained, load), load * (1 + DRAIN_SHARE))
 
     def draw(self, axes: list[Axes]) -> None:
         """Fill three axes: TTFT, latency, in flight."""
@@ -137,8 +141,6 @@ class _Run:
             axis.tick_params(labelbottom=False)
         if not len(self._frame):
             _say(axes[0], "No request was recorded.")
-        elif failed.all():
-            _say(axes[1], "No request succeeded.")
 
     def _scatter(self, axis: Axes, title: str, ended: Floats) -> None:
         axis.set_title(title)
@@ -162,7 +164,7 @@ class _Run:
         plan = self._journals.manifest.plan
         axis.set_xlim(0, self._end)
         axis.axvspan(0, plan.scenario.load.warmup, color=SHADE, zorder=0)
-        axis.axvspan(plan.end, max(self._end, plan.end), color=SHADE, zorder=0)
+        axis.axvspan(plan.end, self._end, color=SHADE, zorder=0)
         refused = []
         for row in self._summary.resets:
             record = row.reset.record
@@ -234,15 +236,15 @@ def _draw_curves(axes: list[Axes], curves: list[RecoveryCurve]) -> None:
     _draw_spread(axes[1], curves, lambda one: one.latency)
     axes[1].set_title("Latency: median, quartiles")
     axes[2].set_title("Prompt tokens cached")
+    axes[2].set_ylim(-0.03, 1.03)
+    axes[2].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes[2].set_xlabel("seconds since the wipe, by planned instant")
     for curve in curves:
         told = [one for one in curve.bins if one.cached_share is not None]
         shares = [one.cached_share or 0.0 for one in told]
         _plot(axes[2], curve, told, shares)
     if not any(one.cached_share is not None for curve in curves for one in curve.bins):
-        _say(axes[2], "The server does not report it.")
-    axes[2].set_ylim(-0.03, 1.03)
-    axes[2].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes[2].set_xlabel("seconds since the wipe, by planned instant")
+        _say(axes[2], "No reply told it.")
     for axis in axes:
         axis.axvline(0, color="#333333", lw=1.0)
         axis.set_xlim(
@@ -267,9 +269,9 @@ def _draw_spread(
         )
         _plot(axis, curve, bins, [spread.median for _, spread in seen])
         everything += low + high
+    _scale(axis, np.array(everything))
     if not everything:
         _say(axis, "No request succeeded.")
-    _scale(axis, np.array(everything))
 
 
 def _plot(axis: Axes, curve: RecoveryCurve, bins: list[CurveBin], values: list[float]) -> None:
@@ -310,4 +312,6 @@ def _tick(seconds: float, largest: float) -> str:
 
 
 def _say(axis: Axes, text: str) -> None:
+    """Say why an axis is empty, in place of its ticks."""
+    axis.set_yticks([])
     axis.text(0.5, 0.5, text, transform=axis.transAxes, ha="center", va="center", color="#555555")

@@ -97,7 +97,8 @@ def _resets(console: Console, summary: RunSummary) -> Table:
     table = _table(console, title)
     modes = len({row.reset.record.mode for row in summary.resets}) > 1
     headers = ["#", "at", *(["mode"] if modes else []), "outcome", "tries", "wait"]
-    headers += ["in\nflight", "pre-\nempted", "TTFT, ms", "latency, s", "TTFT\nback after"]
+    scale, unit = _ttft_scale(summary)
+    headers += ["in\nflight", "pre-\nempted", f"TTFT, {unit}", "latency, s", "TTFT\nback after"]
     for header in headers:
         right = header not in ("mode", "outcome")
         table.add_column(header, justify="right" if right else "left", no_wrap=True)
@@ -112,11 +113,22 @@ def _resets(console: Console, summary: RunSummary) -> Table:
             duration(row.wait),
             str(record.in_flight),
             _preempted(row.reset),
-            _before_after(row, "ttft", 1000),
+            _before_after(row, "ttft", scale),
             _before_after(row, "latency", 1),
             _back_after(row.recovery),
         )
     return table
+
+
+def _ttft_scale(summary: RunSummary) -> tuple[int, str]:
+    """Milliseconds, unless a TTFT of the table is 10 s or more."""
+    stretches = [
+        stretch
+        for row in summary.resets
+        if row.recovery is not None
+        for stretch in (row.recovery.before, row.recovery.after)
+    ]
+    return (1, "s") if any((one.ttft or 0.0) >= 10 for one in stretches) else (1000, "ms")
 
 
 def _outcome(reset: SettledReset) -> Text:

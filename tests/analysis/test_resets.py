@@ -127,6 +127,21 @@ NO_EVIDENCE = Verification.NO_EVIDENCE
             CONFIRMED,
             id="one that does not tell may have computed; another prefix proves the wipe",
         ),
+        pytest.param(
+            KEEP,
+            [r(1, 9.0, 10.6, 12.0, HIT), r(2, 11.0, 11.1, 12.0, HIT)],
+            CONTRADICTED,
+            id="sent before the wipe and admitted with a hit, so it computed nothing",
+        ),
+        pytest.param(
+            KEEP,
+            [
+                request(1, 9.0, finished=12.0, outcome=Outcome.TIMEOUT),
+                r(2, 11.0, 11.1, 12.0, HIT),
+            ],
+            NO_EVIDENCE,
+            id="sent before the wipe and failed without a token: it may have computed",
+        ),
         pytest.param(KEEP, [], NO_EVIDENCE, id="nobody came"),
     ],
 )
@@ -170,6 +185,12 @@ def test_a_server_that_reports_no_cached_tokens_leaves_it_unverified():
     settled = settle(journals(request(0, 11.0, 11.5), resets=(reset,)))[0]
     assert settled.verification is Verification.NOT_REPORTED
     assert settled.record.outcome is AttemptOutcome.CLEARED
+
+
+def test_where_no_reply_ended_the_server_is_not_blamed_for_saying_nothing():
+    hanging = request(0, 11.0, 11.5, finished=40.0, outcome=Outcome.ABANDONED)
+    settled = settle(journals(hanging, resets=(wipe(0, 10.0),)))[0]
+    assert settled.verification is NO_EVIDENCE
 
 
 def test_misses_on_a_server_that_never_hits_prove_nothing():

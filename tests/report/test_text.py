@@ -85,6 +85,13 @@ def test_a_crossover_names_each_resets_mode():
     assert row(text, 1)[3] == "preempt"
 
 
+def test_a_table_of_long_ttfts_is_in_seconds():
+    quick = [request(k, float(k), k + 0.01, k + 0.5) for k in range(40)]
+    slow = [request(k, float(k), k + 20.0, k + 20.5) for k in range(40, 80)]
+    assert "TTFT, ms" in printed(journals(*quick, resets=(wipe(0, 20.0),)))
+    assert "TTFT, s" in printed(journals(*quick, *slow, resets=(wipe(0, 40.0),)))
+
+
 def test_failures_are_named_and_counted():
     text = printed(
         journals(
