@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 
 from harness.analysis import crossover, stats
-from harness.analysis.crossover import Pair, Run
 from harness.analysis.excess import windows
 from harness.analysis.in_flight import Floats
+from harness.analysis.pairs import Pair, Run, pairs
 from harness.analysis.stats import Comparison
 from harness.records import ResetMode
 
@@ -80,7 +80,7 @@ def contrast(
     runs: Sequence[Run], first: ResetMode, second: ResetMode, spacing: float, seed: int = 0
 ) -> Contrast:
     """Compare two modes of a crossover; ``spacing`` is that of the resets, in seconds."""
-    strata = crossover.pairs(runs, first, second)
+    strata = pairs(runs, first, second)
     failed = failed_share(runs, first, spacing), failed_share(runs, second, spacing)
     apart = abs(failed[0] - failed[1])
     void = (
@@ -128,7 +128,7 @@ def price(
         control: what it is compared with.
         seed: for the draws of the tests.
     """
-    strata = crossover.pairs(runs, mode, control)
+    strata = pairs(runs, mode, control)
     grid = np.linspace(0.0, horizon, GRID + 1)
     accrued = crossover.trials(strata, crossover.accrued(grid))
     curves = accrued.outcome.reshape(-1, GRID + 1)
