@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec, module_from_spec
+from inspect import signature
 from itertools import zip_longest
 from typing import Any
 from unittest.mock import MagicMock
@@ -481,9 +482,8 @@ def test_auxiliary_output_is_as_in_vllm(real_like, mode, outputs):
         engine.add("B", list(range(10)), 9)
     model.schedule_waiting([])
     real.schedule()
-    connector = object.__new__(AuxOutputSchedulerConnector)
-    connector._sent_hash_counts, connector._finished_requests = {}, {}
-    connector._generation = 0
+    wanted = len(signature(AuxOutputSchedulerConnector).parameters)  # 0.33 takes two, 0.32 none
+    connector = AuxOutputSchedulerConnector(*(real.scheduler.kv_cache_manager, None)[:wanted])
     real.scheduler.aux_output_connector = connector
     assert model.reset(mode) == real.reset(mode)
     assert model.auxiliary.generation == connector._generation
