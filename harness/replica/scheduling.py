@@ -61,7 +61,7 @@ def client_first() -> Iterator[Scheduling]:
         os.sched_setscheduler(
             0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(REAL_TIME_PRIORITY)
         )
-    except PermissionError as refusal:
+    except OSError as refusal:
         yield Scheduling(Policy.NORMAL, Policy.BATCH, refusal.strerror)
         return
     try:
