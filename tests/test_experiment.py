@@ -82,3 +82,19 @@ def test_an_experiment_is_a_scenario_with_a_design(tmp_path: Path) -> None:
     assert (spec.name, spec.design, spec.seeds) == ("mine", Design.ARMS, (3,))
     assert spec.scenario.load.duration == 50
     assert msgspec.json.decode(msgspec.json.encode(spec), type=ExperimentSpec) == spec
+
+
+def test_shipped_experiments_can_be_planned() -> None:
+    files = sorted((Path(__file__).parents[1] / "scenarios" / "experiments").glob("*.toml"))
+    assert files
+    for file in files:
+        spec = read_experiment(file)
+        assert f"bench experiment scenarios/experiments/{file.name}" in file.read_text()
+        for run in plan_runs(spec):
+            assert len(run.plan.resets) >= 8
+
+
+def test_quick_takes_at_most_six_minutes() -> None:
+    quick = Path(__file__).parents[1] / "scenarios" / "experiments" / "quick.toml"
+    load = sum(run.plan.end for run in plan_runs(read_experiment(quick)))
+    assert load <= 300  # leaves a minute for the replica's start, priming and draining
