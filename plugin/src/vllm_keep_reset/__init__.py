@@ -8,21 +8,40 @@ from __future__ import annotations
 
 import logging
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from vllm_keep_reset.report import KeepRefused, ResetMode, ResetReport
 from vllm_keep_reset.surfaces import ADDED, REPLACED, ROUTE, replace, resolve
 from vllm_keep_reset.versions import Finding, Status, examine
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __version__ = "0.1.0"
-__all__ = ["Finding", "KeepRefused", "ResetMode", "ResetReport", "Status", "finding", "register"]
+__all__ = [
+    "Finding",
+    "KeepRefused",
+    "ResetMode",
+    "ResetReport",
+    "Status",
+    "finding",
+    "original",
+    "register",
+]
 
 logger = logging.getLogger("vllm.keep_reset")
 _found: Finding | None = None
+_originals: dict[str, Callable[..., Any]] = {}
 
 
 def finding() -> Finding:
     """What the plugin found in this vLLM: as it was before `register`, if that ran."""
     return examine() if _found is None else _found
+
+
+def original(name: str) -> Callable[..., Any]:
+    """Return the function of vLLM that `register` replaced, by its name in `surfaces.REPLACED`."""
+    return _originals[name]
 
 
 def register() -> None:
@@ -47,9 +66,11 @@ def register() -> None:
 
 def _install() -> None:
     for name, builder in REPLACED.items():
-        replace(name, resolve(builder)(resolve(name)))
+        _originals[name] = resolve(name)
+        replace(name, resolve(builder)(_originals[name]))
     for name, function in ADDED.items():
         replace(name, resolve(function))
+    _originals[ROUTE] = resolve(ROUTE)
     import_module("vllm_keep_reset.route").serve_keep_mode()
 
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+CACHED_SHARE_TO_WALK_ALL = 3
+"""All blocks are visited if more than one in this many is cached."""
+
 logger = logging.getLogger("vllm.keep_reset")
 
 
@@ -83,25 +86,34 @@ def manager_reset(original: Callable[[KVCacheManager], bool]) -> Callable[..., b
 
 
 def _clear(pool: BlockPool) -> None:
-    """Do what `BlockPool.reset_prefix_cache` does after its check, for held blocks too.
-
-    vLLM visits every block that exists. A block has a hash exactly if the map leads to it
-    (`BlockPool._insert_block_hash` and `_remove_cached_block_hashes` keep that), so visiting
-    what the map held is enough, and costs what was cached instead of what exists.
-    """
+    """Do what `BlockPool.reset_prefix_cache` does after its check, for held blocks too."""
     held = held_blocks(pool)
     cached = pool.cached_block_hash_to_block
     pool.cached_block_hash_to_block = BlockHashToBlockMap()
     pool.cached_block_hashes_by_block.clear()
     if pool._reuse_watchers:
         pool._notify_reuse([pool.blocks[block_id] for block_id in list(pool._reuse_watchers)])
-    for block in _blocks_in(cached):
-        block.reset_hash()
+    _forget_hashes(pool, cached)
     if pool.metrics_collector:
         pool.metrics_collector.reset()
     logger.info("Successfully reset prefix cache; %d held blocks stay allocated", held)
     if pool.enable_kv_cache_events:
         pool.kv_event_queue.append(AllBlocksCleared())
+
+
+def _forget_hashes(pool: BlockPool, cached: BlockHashToBlockMap) -> None:
+    """Clear the hash of every block that has one.
+
+    A block has a hash exactly if the map leads to it (`BlockPool._insert_block_hash` and
+    `_remove_cached_block_hashes` see to that), so it is enough to visit what the map held: the
+    engine stands still meanwhile, and this costs what was cached instead of what exists. The map
+    leads all over the memory, though: if much was cached, walking the blocks in order, as vLLM
+    does, is faster. `KVCacheBlock.reset_hash` is written out, which saves a call a block.
+    """
+    sparse = CACHED_SHARE_TO_WALK_ALL * len(cached) < pool.num_gpu_blocks
+    for block in _blocks_in(cached) if sparse else pool.blocks:
+        block._block_hash = None
+        block._block_hash_num_tokens = None
 
 
 def _blocks_in(cached: BlockHashToBlockMap) -> Iterator[KVCacheBlock]:

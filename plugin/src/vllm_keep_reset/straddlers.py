@@ -102,7 +102,7 @@ def _never_cached(manager: FullAttentionManager, request: Request | None) -> int
         request.status is RequestStatus.WAITING_FOR_REMOTE_KVS
         or isinstance(manager, HiSparseSourceManager)
     ):
-        return max(1, request.num_computed_tokens // manager.block_size)
+        return max(1, int(request.num_computed_tokens) // int(manager.block_size))
     return 1
 
 
