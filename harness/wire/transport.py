@@ -104,6 +104,7 @@ class StampedTransport(httpx.AsyncBaseTransport):
         self._keep_alive = keep_alive
         self._idle: dict[Origin, list[_Connection]] = {}
         self._open: set[_Connection] = set()
+        self._closed = False
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send ``request`` and return its whole response; see the class for what is raised."""
@@ -118,7 +119,7 @@ class StampedTransport(httpx.AsyncBaseTransport):
         try:
             await connection.carry(exchange, message, silence, is_head)
         except httpx.ReadError:
-            if connection is not kept or not connection.is_stale(exchange):
+            if connection is not kept or self._closed or not connection.is_stale(exchange):
                 raise
             exchange.clear()
             connection = await self._connect(url, connect)
@@ -135,6 +136,7 @@ class StampedTransport(httpx.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         """Close every connection, and wait until their sockets are closed."""
+        self._closed = True
         connections = list(self._open)
         for connection in connections:
             connection.close()
@@ -177,6 +179,9 @@ class StampedTransport(httpx.AsyncBaseTransport):
             if isinstance(error, OSError | UnicodeError):
                 raise httpx.ConnectError(f"no connection to {host}: {error}") from error
             raise
+        # Only now: uvloop tells a connection that it closes while connecting nothing.
+        if not connection.closed.is_set():
+            self._open.add(connection)
         return connection
 
     def _context(self) -> ssl.SSLContext:
@@ -266,7 +271,6 @@ class _Connection(asyncio.Protocol):
         # With no buffer allowed, uvloop writes at once and not at the end of the loop's turn.
         self._transport.set_write_buffer_limits(high=0)
         self._parser = httptools.HttpResponseParser(self)
-        self._registry.add(self)
 
     def data_received(self, data: bytes) -> None:
         self.stamp = perf_counter()

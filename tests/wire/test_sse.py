@@ -1,0 +1,109 @@
+"""Server-sent events: the standard's parsing, whatever the reads."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.wire.sse import Read, events
+
+
+def datas(stream: bytes) -> list[bytes]:
+    return [data for _, data in events([(0.0, stream)])]
+
+
+@pytest.mark.parametrize(
+    ("stream", "expected"),
+    [
+        (b"", []),
+        (b"data: a\n\n", [b"a"]),
+        (b"data:a\n\n", [b"a"]),
+        (b"data:  a \n\n", [b" a "]),
+        (b"data: a\r\n\r\ndata: b\r\n\r\n", [b"a", b"b"]),
+        (b"data: a\r\rdata: b\r\r", [b"a", b"b"]),
+        (b"data: a\r\n\ndata: b\n\r\ndata: c\r\r\n", [b"a", b"b", b"c"]),
+        (b"data: a\ndata: b\n\n", [b"a\nb"]),
+        (b"data\n\n", [b""]),
+        (b"data:\n\ndata: \n\n", [b"", b""]),
+        (b"data: a\n\n\n\n\ndata: b\n\n", [b"a", b"b"]),
+        (b": ping\n\nevent: token\nid: 7\nretry: 10\ndata: a\n\n", [b"a"]),
+        (b"event: only\n\ndata: a\n\n", [b"a"]),
+        (b"datum: a\n\n data: b\n\ndata : c\n\n", []),
+        (b"\xef\xbb\xbfdata: a\n\n", [b"a"]),
+        (b"data: a\n\n\xef\xbb\xbfdata: b\n\n", [b"a"]),
+        (b"data: a\n\ndata: cut\n", [b"a"]),
+        (b"data: a\n\ndata: cut", [b"a"]),
+        (b"data: nul\x00 \xff\n\n", [b"nul\x00 \xff"]),
+    ],
+)
+def test_streams_of_the_standard(stream: bytes, expected: list[bytes]) -> None:
+    assert datas(stream) == expected
+
+
+def test_a_megabyte_in_one_line() -> None:
+    assert datas(b"data: " + b"x" * 1_000_000 + b"\n\n") == [b"x" * 1_000_000]
+
+
+def test_the_stamp_is_that_of_the_last_byte_of_data_not_of_the_framing() -> None:
+    reads = [(1.0, b"data: he"), (2.0, b"llo"), (3.0, b"\n"), (4.0, b"\ndata: x\n\ndata"), (5.0, b": y"),
+             (6.0, b"\n\n")]  # fmt: skip
+    assert list(events(reads)) == [(2.0, b"hello"), (4.0, b"x"), (5.0, b"y")]
+
+
+def test_several_events_in_one_read_share_its_stamp() -> None:
+    reads = [(1.0, b"data: a\n\ndata: b\n\n"), (2.0, b"data: c\n\n")]
+    assert list(events(reads)) == [(1.0, b"a"), (1.0, b"b"), (2.0, b"c")]
+
+
+PIECES = st.sampled_from(
+    [b"data: ", b"data:", b"data", b"a", b" ", b":", b"event: x", b"\n", b"\r", b"\r\n", b"\n\n",
+     b"\xef\xbb\xbf", "\u2028".encode(), "\x85".encode(), b"\x0b", b"data: whole\n\n"]
+)  # fmt: skip
+STREAMS = st.lists(PIECES, max_size=40).map(b"".join)
+
+
+def by_the_standard(stream: bytes) -> list[tuple[int, bytes]]:
+    """Each event's data with the offset just after its last data line, a byte at a time."""
+    start = 3 if stream.startswith(b"\xef\xbb\xbf") else 0
+    found: list[tuple[int, bytes]] = []
+    line, values, end, position = b"", [], 0, start
+    while position < len(stream):
+        sign = stream[position : position + 1]
+        if sign not in (b"\r", b"\n"):
+            line += sign
+            position += 1
+            continue
+        line_end = position
+        position += 2 if stream[position : position + 2] == b"\r\n" else 1
+        name, colon, value = line.partition(b":")
+        if not line:
+            if values:
+                found.append((end, b"\n".join(values)))
+            values = []
+        elif name == b"data":
+            values.append(value.removeprefix(b" ") if colon else b"")
+            end = line_end
+        line = b""
+    return found
+
+
+@given(stream=STREAMS, cuts=st.lists(st.integers(0, 300), max_size=12))
+def test_any_split_gives_the_events_and_stamps_of_the_standard(
+    stream: bytes, cuts: list[int]
+) -> None:
+    edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+    reads: list[Read] = [
+        (float(end), stream[start:end]) for start, end in zip(edges, edges[1:], strict=False)
+    ]
+    expected = [
+        (float(next(edge for edge in edges[1:] if edge >= end)), data)
+        for end, data in by_the_standard(stream)
+    ]
+    assert list(events(reads)) == expected
+
+
+@given(stream=STREAMS)
+def test_a_byte_at_a_time(stream: bytes) -> None:
+    reads = [(float(index), bytes([byte])) for index, byte in enumerate(stream)]
+    assert list(events(reads)) == [(end - 1.0, data) for end, data in by_the_standard(stream)]
