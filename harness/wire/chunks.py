@@ -96,7 +96,7 @@ class Answer:
             try:
                 chunk = _decode(data)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                self.nonsense = f"{error}: {data[:400].decode(errors='replace')}"
+                self.nonsense = f"{error}: {data[:2000].decode(errors='replace')}"
                 return
             for choice in chunk.choices or ():
                 if choice.finish_reason is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import ssl
 import struct
@@ -209,9 +208,9 @@ async def send(
 def open_sockets() -> int:
     """Sockets this process holds."""
     count = 0
-    for entry in os.scandir("/proc/self/fd"):
+    for entry in Path("/proc/self/fd").iterdir():
         try:
-            count += os.readlink(entry.path).startswith("socket:")
+            count += str(entry.readlink()).startswith("socket:")
         except FileNotFoundError:
             continue  # the listing's own descriptor
     return count

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,8 +48,8 @@ def test_a_megabyte_in_one_line() -> None:
 
 
 def test_the_stamp_is_that_of_the_last_byte_of_data_not_of_the_framing() -> None:
-    reads = [(1.0, b"data: he"), (2.0, b"llo"), (3.0, b"\n"), (4.0, b"\ndata: x\n\ndata"), (5.0, b": y"),
-             (6.0, b"\n\n")]  # fmt: skip
+    reads = [(1.0, b"data: he"), (2.0, b"llo"), (3.0, b"\n"), (4.0, b"\ndata: x\n\ndata"),
+             (5.0, b": y"), (6.0, b"\n\n")]  # fmt: skip
     assert list(events(reads)) == [(2.0, b"hello"), (4.0, b"x"), (5.0, b"y")]
 
 
@@ -93,9 +95,7 @@ def test_any_split_gives_the_events_and_stamps_of_the_standard(
     stream: bytes, cuts: list[int]
 ) -> None:
     edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
-    reads: list[Read] = [
-        (float(end), stream[start:end]) for start, end in zip(edges, edges[1:], strict=False)
-    ]
+    reads: list[Read] = [(float(end), stream[start:end]) for start, end in pairwise(edges)]
     expected = [
         (float(next(edge for edge in edges[1:] if edge >= end)), data)
         for end, data in by_the_standard(stream)

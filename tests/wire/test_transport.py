@@ -506,12 +506,12 @@ async def test_cancelling_at_any_moment_leaks_no_socket(tls: bool, authority: Au
 
     before = open_sockets()
     context = ssl.create_default_context(cafile=authority.ca)
-    async with serving(script, tls=authority.server if tls else None) as server:
-        async with client(verify=context) as http:
-            for step in range(60):
-                with anyio.move_on_after(step * 0.0002):
-                    await http.get(server.url)
-            assert (await http.get(server.url)).status_code == 200
+    server_tls = authority.server if tls else None
+    async with serving(script, tls=server_tls) as server, client(verify=context) as http:
+        for step in range(60):
+            with anyio.move_on_after(step * 0.0002):
+                await http.get(server.url)
+        assert (await http.get(server.url)).status_code == 200
     await asyncio.sleep(0.02)
     gc.collect()
     assert open_sockets() == before
