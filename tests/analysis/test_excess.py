@@ -67,6 +67,12 @@ def test_present_is_every_pair_in_flight(
     )
 
 
+def test_a_request_is_in_flight_from_its_first_instant_and_not_at_its_last() -> None:
+    row, which = stays([(1.0, 2.0, False)]).present(np.array([3.0, 1.0, 2.0]))
+    assert row.tolist() == [0, 0]
+    assert which.tolist() == [1, 2]
+
+
 def test_a_victim_belongs_to_the_reset_that_hit_it() -> None:
     each = stays([(0.0, 15.0, False), (12.0, 4.0, False)])
     table = windows(each, [10.0, 20.0], 10.0)

@@ -100,6 +100,8 @@ def test_scaling_an_outcome_scales_its_interval() -> None:
     outcome = rng.normal(0, 1, 24) + first
     one, ten = (stats.compare(trials(outcome * by, first)) for by in (1.0, 10.0))
     assert one.assignments == stats.DRAWS + 1
+    certain = stats.compare(trials(1000.0 * first, first))
+    assert told(certain)[3] >= 1 / one.assignments  # what happened is one of the draws
     assert np.array(told(ten)[:3]) == pytest.approx(10 * np.array(told(one)[:3]))
 
 
