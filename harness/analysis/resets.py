@@ -157,7 +157,6 @@ class _Audit:
     ) -> Rows:
         """Rows of ``telling`` that hit, though nothing can have computed their prefix before."""
         straddling = self._roll.in_flight(called, gone)
-        straddling = straddling[self._sent[straddling] < gone]
         if mode is ResetMode.PREEMPT:
             computing = straddling  # a preempted request prefills again
         else:

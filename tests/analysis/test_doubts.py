@@ -168,6 +168,11 @@ def test_a_control_is_not_told_that_it_has_few_resets():
     assert codes(run) == set()
 
 
+def test_marks_are_no_resets_and_may_lie_close():
+    run = simulate(scenario(ResetMode.SHAM, warmup=60.0, duration=600.0, every=40.0))
+    assert codes(run) == set()
+
+
 def test_near_capacity_the_rules_ask_for_more_than_their_floors():
     run = simulate(scenario(ResetMode.NONE, rate=11.0, warmup=60.0, duration=900.0))
     (doubt,) = [one for one in summarize(run).doubts if one.code is CODE.WARMUP_SHORT]

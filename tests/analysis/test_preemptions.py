@@ -79,7 +79,7 @@ def test_the_counter_is_followed_until_every_victim_has_emitted_again():
 
 
 def test_what_grows_after_the_victims_have_emitted_is_memory_pressure():
-    records = [request(0, 9.0, 9.5, 11.0, 12.0)]
+    records = [request(k, 9.0, 9.5, 11.0, 12.0) for k in range(4)]
     server = counted(t11=1, t20=3)
     found = attribute(journals(*records, resets=(preempt(0, 10.0),), server=server))
     assert only(found) == ResetPreemptions(1, 0, COUNTER)
@@ -107,6 +107,13 @@ def test_a_victim_that_failed_after_its_next_token_is_resolved():
     record = request(0, 9.0, 9.5, 11.0, finished=20.0, outcome=Outcome.TRUNCATED)
     found = attribute(journals(record, resets=(preempt(0, 10.0),), server=counted(t11=1)))
     assert only(found) == ResetPreemptions(1, 0, COUNTER)
+
+
+def test_a_victim_that_ended_while_the_reset_was_under_way_is_resolved():
+    record = request(0, 9.0, 9.5, 10.05)
+    reset = preempt(0, 10.0, replied=10.1)
+    found = attribute(journals(record, resets=(reset,), server=counted(t20=1)))
+    assert only(found) == ResetPreemptions(0, 0, COUNTER)
 
 
 def test_samples_that_end_too_early_leave_the_late_ones_unresolved():

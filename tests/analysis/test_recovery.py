@@ -63,6 +63,20 @@ def test_the_baseline_holds_only_what_the_wipe_cannot_have_touched():
     assert found.before.ttft == pytest.approx(0.01)
 
 
+def test_before_counts_what_ended_in_it_however_long_ago_it_began():
+    long = request(900, 20.0, 20.01, 35.0)
+    (found,) = recover(*steady(0, 38, 0.01), long, resets=(wipe(0, 40.0),))
+    ended = 9 / 0.25  # those that ended from 30 on, the last at 38.75
+    assert found.before.latency == pytest.approx((ended * 1.0 + 15.0) / (ended + 1))
+
+
+def test_after_begins_when_the_wipe_took_effect_and_not_when_it_was_called():
+    records = steady(0, 40, 0.01) + steady(40, 42, 0.3, first_id=200)
+    records += steady(42, 100, 0.02, first_id=300)
+    (found,) = recover(*records, resets=(wipe(0, 40.0, replied=42.0),))
+    assert found.after.ttft == pytest.approx(0.02)
+
+
 def test_before_never_reaches_behind_the_previous_reset():
     records = steady(0, 40, 0.01) + steady(40, 44, 0.3, first_id=200)
     records += steady(44, 100, 0.01, first_id=300)

@@ -10,6 +10,7 @@ from harness.journals import RunStatus
 from harness.records import (
     Arrival,
     AttemptOutcome,
+    ClientSample,
     Outcome,
     ResetAttempt,
     ResetMode,
@@ -87,6 +88,22 @@ def test_a_whole_run_in_figures():
     assert queue.mean + queue.boundary == pytest.approx(queue.rate * queue.residence)
     assert queue.server_gap == pytest.approx(0.0, abs=0.01)
     assert 0.2 < queue.utilisation < 0.7
+
+
+def test_the_queue_before_measuring_is_that_of_the_last_half_of_the_warm_up():
+    records = [request(k, 10.0, 11.0, 20.0) for k in range(2)]
+    records += [request(2 + k, 20.0, 21.0, 50.0) for k in range(3)]
+    queue = summarize(
+        journals(*records, resets=(wipe(0, 40.0),), warmup=20.0, duration=80.0)
+    ).occupancy
+    assert (queue.warmup, queue.undisturbed, queue.most) == pytest.approx((2.0, 3.0, 3))
+    assert queue.mean == pytest.approx(3 * 30 / 80)
+
+
+def test_the_clients_share_is_of_the_time_measured():
+    samples = tuple(ClientSample(float(t), 100.0 + 0.5 * t, ()) for t in range(20, 100))
+    summary = summarize(journals(client=samples, warmup=30.0, duration=60.0))
+    assert summary.client.cpu_share == pytest.approx(0.5)
 
 
 def test_waiting_for_default_to_clear_is_measured_from_the_planned_instant():

@@ -38,7 +38,7 @@ def test_requests_across_the_warm_up_count_by_event():
     found = volume.measure(
         journals(
             request(0, 8.0, 9.0, 11.0),  # sent before, ended inside
-            request(1, 18.0, 19.0, 21.0),  # sent inside, ended after
+            request(1, 18.0, 19.0, 21.0, outcome=Outcome.TRUNCATED),  # sent inside, ended after
             request(2, 12.0, finished=13.0, outcome=Outcome.TIMEOUT),
             request(3, 1.0, finished=2.0, outcome=Outcome.HTTP_ERROR),
         ),
