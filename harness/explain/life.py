@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.errors import JournalError, UsageError
 from harness.explain.changes import Change
+from harness.explain.lives import Life, lives_of
 from harness.explain.trace import EntryKind
 from harness.journals import Journals
 from harness.records import AttemptOutcome, Outcome, ResetAttempt, ResetMode, ResetRecord
@@ -30,26 +31,6 @@ AFTERMATH = {
     AttemptOutcome.FAILED: "There was no answer that could be read.",
     AttemptOutcome.MARKED: "A sham: nothing was called, only the moment was marked.",
 }
-
-
-@dataclass(frozen=True)
-class Life:
-    """A request as the picture shows it; instants in seconds since the run's zero."""
-
-    id: int
-    sent: float
-    first: float | None
-    finished: float
-    outcome: Outcome
-    cached: int | None
-    prompt: int | None
-    times: tuple[float, ...]
-
-    def gap_over(self, instant: float) -> float | None:
-        """Seconds without a chunk around ``instant``, or ``None`` outside its stream."""
-        before = [t for t in self.times if t <= instant]
-        after = [t for t in self.times if t > instant]
-        return after[0] - before[-1] if before and after else None
 
 
 @dataclass(frozen=True)
@@ -79,7 +60,7 @@ def recorded_story(journals: Journals, reset_id: int | None = None) -> dict[str,
             "requests.jsonl of this run is empty, and the story of a reset needs the requests "
             "around it. Was the run stopped before anything finished?"
         )
-    lives = _lives(journals)
+    lives = lives_of(journals)
     victims = [life for life in lives if life.sent <= instant < life.finished]
     later = [life for life in lives if life.sent > instant][:LATER_REQUESTS]
     moments = [
@@ -123,37 +104,6 @@ def _instant(reset: ResetRecord) -> float:
     if reset.cleared_at is not None:
         return reset.cleared_at
     return reset.attempts[-1].called if reset.attempts else reset.scheduled
-
-
-def _lives(journals: Journals) -> list[Life]:
-    table = journals.requests
-    lives = []
-    for row, request in enumerate(table.frame.to_dict("records")):
-        if _number(request["sent"]) is None:
-            continue
-        first, last = table.token_offsets[row], table.token_offsets[row + 1]
-        lives.append(
-            Life(
-                id=int(request["id"]),
-                sent=float(request["sent"]),
-                first=_number(request["first_token"]),
-                finished=float(request["finished"]),
-                outcome=Outcome(request["outcome"]),
-                cached=_count(request["cached_tokens"]),
-                prompt=_count(request["prompt_tokens"]),
-                times=tuple(float(t) for t in table.token_times[first:last]),
-            )
-        )
-    return sorted(lives, key=lambda life: life.sent)
-
-
-def _number(value: float) -> float | None:
-    return None if value != value else float(value)  # noqa: PLR0124 - NaN is not itself
-
-
-def _count(value: float) -> int | None:
-    number = _number(value)
-    return None if number is None else int(number)
 
 
 def _opening(reset: ResetRecord, instant: float, victims: list[Life]) -> Moment:

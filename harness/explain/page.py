@@ -17,8 +17,9 @@ from typing import Any
 
 from harness.errors import JournalError
 from harness.explain.life import recorded_story
+from harness.explain.source import Source, sources
 from harness.explain.stories import STORIES, Story
-from harness.explain.trace import Source, Step, record, sources
+from harness.explain.trace import Step, record
 from harness.journals import Journals
 
 TITLE = "What a reset does to a busy pool"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from harness.explain.engine import Auxiliary, Engine, next_token
+from harness.explain.engine import Auxiliary, Engine
+from harness.explain.request import next_token
 from harness.explain.trace import Scene
 from harness.records import ResetMode
 

@@ -6,20 +6,18 @@ the comment above that line says why. Nothing here knows what the model's functi
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cache
-from types import CodeType, FrameType, FunctionType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from harness.explain import engine as engine_module
-from harness.explain import pool as pool_module
 from harness.explain.changes import Change, between
-from harness.explain.engine import Auxiliary, Engine, Request
+from harness.explain.engine import Engine
 from harness.explain.pool import BLOCK_SIZE, Event, Pool
+from harness.explain.request import Request
+from harness.explain.source import CODES, comment_above
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction
@@ -68,23 +66,6 @@ class Step:
     lines: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Functions that ran since the step before, the most telling first, with line numbers."""
     log: tuple[Entry, ...] = ()
-
-
-@dataclass(frozen=True)
-class Source:
-    """The text of one function of the model."""
-
-    name: str
-    first_line: int
-    text: str
-
-
-def sources() -> dict[str, Source]:
-    """Every function that a step can show, by its qualified name."""
-    return {
-        name: Source(name, function.__code__.co_firstlineno, inspect.getsource(function))
-        for name, function in _functions().items()
-    }
 
 
 def record(engine: Engine, scenes: list[Scene]) -> list[Step]:
@@ -138,13 +119,13 @@ class _Watcher:
         return not error
 
     def _enter(self, frame: FrameType, *_: object) -> TraceFunction | None:
-        return self._line if frame.f_code in _CODES else None
+        return self._line if frame.f_code in CODES else None
 
     def _line(self, frame: FrameType, event: str, *_: object) -> TraceFunction:
         if event in ("line", "return") and self.scene.closely and self.ran:
             self._look()
         if event == "line":
-            self.ran.append((_CODES[frame.f_code], frame.f_lineno))
+            self.ran.append((CODES[frame.f_code], frame.f_lineno))
         return self._line
 
     def _look(self) -> None:
@@ -163,7 +144,7 @@ class _Watcher:
         """What the model says about the line that ran last, if it is to narrate."""
         if not self.ran or not self.scene.closely or self.ran[-1][0] not in self.scene.watch:
             return ""
-        return _comment(*self.ran[-1])
+        return comment_above(*self.ran[-1])
 
     def _merge(self, state: State, extra: list[Entry]) -> None:
         """Let what happened belong to this scene's last step, or begin its first one."""
@@ -296,40 +277,3 @@ def _event_words(event: Event) -> str:
     if event.hashes:
         words += " " + ", ".join(name[:4] for name in event.hashes)
     return words + (f", after {event.parent[:4]}" if event.parent else "")
-
-
-@cache
-def _comment(name: str, number: int) -> str:
-    """The comment right above a line, or above the lines of the same statement before it."""
-    source = sources()[name]
-    text = source.text.splitlines()
-    index = number - source.first_line - 1
-    while index >= 0 and not text[index].strip().startswith("#"):
-        if text[index].strip() == "" or _ends_statement(text[index]):
-            return ""
-        index -= 1
-    words: list[str] = []
-    while index >= 0 and text[index].strip().startswith("#"):
-        words.insert(0, text[index].strip().lstrip("# "))
-        index -= 1
-    return " ".join(words)
-
-
-def _ends_statement(text: str) -> bool:
-    return not text.rstrip().endswith(("(", ",", "[", "{", ":"))
-
-
-def _functions() -> dict[str, FunctionType]:
-    found: dict[str, FunctionType] = {}
-    for module, owner in (
-        (pool_module, Pool),
-        (engine_module, Engine),
-        (engine_module, Auxiliary),
-    ):
-        for name, value in vars(owner).items():
-            if inspect.isfunction(value) and inspect.getmodule(value) is module and name[0] != "_":
-                found[value.__qualname__] = value
-    return found
-
-
-_CODES: dict[CodeType, str] = {function.__code__: name for name, function in _functions().items()}

@@ -10,11 +10,13 @@ import pytest
 from harness.explain import engine as engine_module
 from harness.explain import pool as pool_module
 from harness.explain.changes import between
-from harness.explain.engine import Auxiliary, Engine, State, next_token
+from harness.explain.engine import Auxiliary, Engine
 from harness.explain.page import fold, frames, highlight, pool_story
 from harness.explain.pool import EventKind, Pool
+from harness.explain.request import State, next_token
+from harness.explain.source import Source, sources
 from harness.explain.stories import PROMPT, STORIES
-from harness.explain.trace import EntryKind, Scene, Source, record, snapshot, sources
+from harness.explain.trace import EntryKind, Scene, record, snapshot
 from harness.records import ResetMode
 
 LANES = [
