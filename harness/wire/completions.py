@@ -128,8 +128,7 @@ class Completions:
             response = await self._client.send(request, stream=True)
             await response.aclose()
         except httpx.TransportError as error:
-            if not exchange.whole:  # else httpx disliked a redirect that is not followed anyway
-                failure = error
+            failure = error
         answer = Answer()
         if exchange.status == 200:
             async with self._parsing:

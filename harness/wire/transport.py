@@ -172,13 +172,10 @@ class StampedTransport(httpx.AsyncBaseTransport):
                 else:
                     port = url.port or (443 if context else 80)
                     await loop.create_connection(lambda: connection, host, port, ssl=context)
-        except BaseException as error:
-            connection.close()
-            if isinstance(error, TimeoutError):
-                raise httpx.ConnectTimeout(f"no connection to {host} within {limit} s") from error
-            if isinstance(error, OSError | UnicodeError):
-                raise httpx.ConnectError(f"no connection to {host}: {error}") from error
-            raise
+        except TimeoutError as error:
+            raise httpx.ConnectTimeout(f"no connection to {host} within {limit} s") from error
+        except (OSError, UnicodeError) as error:
+            raise httpx.ConnectError(f"no connection to {host}: {error}") from error
         # Only now: uvloop tells a connection that it closes while connecting nothing.
         if not connection.closed.is_set():
             self._open.add(connection)

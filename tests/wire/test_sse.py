@@ -26,6 +26,7 @@ def datas(stream: bytes) -> list[bytes]:
         (b"data: a\r\rdata: b\r\r", [b"a", b"b"]),
         (b"data: a\r\n\ndata: b\n\r\ndata: c\r\r\n", [b"a", b"b", b"c"]),
         (b"data: a\ndata: b\n\n", [b"a\nb"]),
+        (b"data: a\rdata: b\n\n", [b"a\nb"]),
         (b"data\n\n", [b""]),
         (b"data:\n\ndata: \n\n", [b"", b""]),
         (b"data: a\n\n\n\n\ndata: b\n\n", [b"a", b"b"]),
@@ -58,11 +59,13 @@ def test_several_events_in_one_read_share_its_stamp() -> None:
     assert list(events(reads)) == [(1.0, b"a"), (1.0, b"b"), (2.0, b"c")]
 
 
-PIECES = st.sampled_from(
-    [b"data: ", b"data:", b"data", b"a", b" ", b":", b"event: x", b"\n", b"\r", b"\r\n", b"\n\n",
-     b"\xef\xbb\xbf", "\u2028".encode(), "\x85".encode(), b"\x0b", b"data: whole\n\n"]
+BOM = b"\xef\xbb\xbf"
+LINES = st.sampled_from(
+    [b"", b"", b"data: a", b"data:b", b"data", b"data:  ", b": ping", b"event: x", BOM + b"data: c",
+     "data: \u2028\x85".encode(), b"data: \x0b\x0c", b"nothing"]
 )  # fmt: skip
-STREAMS = st.lists(PIECES, max_size=40).map(b"".join)
+ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
+STREAMS = st.lists(st.tuples(LINES, ENDS).map(b"".join), max_size=16).map(b"".join)
 
 
 def by_the_standard(stream: bytes) -> list[tuple[int, bytes]]:

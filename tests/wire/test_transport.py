@@ -7,6 +7,8 @@ import gc
 import gzip
 import socket
 import ssl
+import threading
+import time
 from pathlib import Path
 from time import perf_counter
 
@@ -165,6 +167,31 @@ async def test_reads_are_stamped_when_they_arrive_and_the_caller_wakes_once() ->
     assert stamps[-1] <= exchange.ended <= perf_counter()
 
 
+async def test_a_request_leaves_at_once_not_at_the_end_of_the_loops_turn() -> None:
+    received: list[float] = []
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            for _ in range(2):
+                connection.recv(1 << 16)
+                received.append(perf_counter())
+                connection.sendall(reply(b""))
+
+    async with client() as http:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        await http.get(url)
+        again = asyncio.ensure_future(http.get(url))
+        asyncio.get_running_loop().call_soon(time.sleep, 0.3)  # the rest of a long turn
+        exchange = (await again).extensions["exchange"]
+    thread.join()
+    listener.close()
+    assert received[1] - exchange.sent < 0.2
+
+
 async def test_sent_is_after_the_connection_stands(authority: Authority) -> None:
     async def script(peer: Peer) -> None:
         await peer.say(reply(b""))
@@ -235,6 +262,17 @@ async def test_a_connection_idle_for_long_is_replaced() -> None:
         await asyncio.sleep(0.1)
         await http.get(server.url)
         assert server.connections == 2
+
+
+async def test_silence_between_requests_is_no_timeout() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.say(reply(b""))
+
+    async with serving(script) as server, client() as http:
+        for _ in range(2):
+            await http.get(server.url, timeout=httpx.Timeout(5.0, read=0.1))
+            await asyncio.sleep(0.25)
+        assert server.connections == 1
 
 
 async def test_a_stale_connection_is_replaced_once() -> None:
