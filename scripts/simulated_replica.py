@@ -21,12 +21,10 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Noise:
-    """How runs of one plan differ. All are standard deviations, as shares."""
+    """What a run draws anew. All are standard deviations, as shares."""
 
     request: float = 0.10
     """Of each request's work, drawn anew in each run."""
-    run: float = 0.01
-    """Of each run's speed."""
     drift: float = 0.0
     """Of the speed within a run: an Ornstein-Uhlenbeck path."""
     drift_seconds: float = 30.0
@@ -64,9 +62,11 @@ class Batch:
     """(runs, requests), ascending along a row; infinity pads short rows."""
     prefix: Ints
     resets: Floats
-    """(runs, resets)."""
+    """(runs, resets), ascending along a row."""
     modes: NDArray[np.str_]
     """(runs, resets): values of ResetMode."""
+    speed: Floats
+    """(runs,): 1 for the speed of the service law."""
 
 
 def arrivals(
@@ -88,8 +88,8 @@ def simulate(batch: Batch, replica: Replica, noise: Noise, rng: np.random.Genera
     """
     clock = _Clock.drawn(batch, noise, rng)
     work = np.maximum(rng.normal(1, noise.request, batch.sent.shape), 0.1)
-    state = _State(batch, replica, clock.stretch(batch.sent), work)
-    state.run(clock.stretch(batch.resets))
+    state = _State(batch, replica, clock, work)
+    state.run()
     return clock.relax(state.finished)
 
 
@@ -111,7 +111,7 @@ class _Clock:
         for second in range(len(grid) - 1):
             drift[:, second] = level
             level = keep * level + np.sqrt(1 - keep**2) * rng.normal(0, 1, runs)
-        speed = np.exp(noise.run * rng.normal(0, 1, (runs, 1)) + noise.drift * drift)
+        speed = batch.speed[:, None] * np.exp(noise.drift * drift)
         return cls(grid, np.concatenate([np.zeros((runs, 1)), np.cumsum(speed, axis=1)], axis=1))
 
     def stretch(self, t: Floats) -> Floats:
@@ -127,67 +127,81 @@ class _Clock:
 
 
 class _State:
-    """All runs of a batch between two events. Slots 0 .. count − 1 of a row are in flight."""
+    """All runs of a batch between two events, with what is yet to come in each.
 
-    def __init__(self, batch: Batch, replica: Replica, sent: Floats, work: Floats) -> None:
-        runs, _ = sent.shape
-        self.replica, self.batch = replica, batch
-        self.sent = np.concatenate([sent, np.full((runs, 1), np.inf)], axis=1)
-        self.work = work
-        self.finished = np.full(sent.shape, np.nan)
+    Slots 0 .. count − 1 of a row are in flight. What comes is one list a row, requests and resets
+    in order, kept flat: indexing flat arrays is what a step spends its time on.
+    """
+
+    def __init__(self, batch: Batch, replica: Replica, clock: _Clock, work: Floats) -> None:
+        runs, requests = batch.sent.shape
+        resets = batch.resets.shape[1]
+        self.batch, self.replica, self.work = batch, replica, work.ravel()
+        when = np.concatenate([clock.stretch(batch.sent), clock.stretch(batch.resets)], axis=1)
+        order = when.argsort(axis=1, kind="stable")
+        rows = np.arange(runs)[:, None]
+        ends = np.full((runs, 1), np.inf)
+        self.coming = np.concatenate(
+            [np.take_along_axis(when, order, axis=1), ends], axis=1
+        ).ravel()
+        what = np.where(order < requests, rows * requests + order, requests - 1 - order)
+        self.what = np.concatenate([what, what[:, :1]], axis=1).ravel()
+        """Flat row of a request, or −1 − number of a reset."""
+        self.following = np.arange(runs) * (requests + resets + 1)
+        self.finished = np.full(runs * requests, np.nan)
         self.now, self.done = np.zeros(runs), np.zeros(runs)
-        self.count, self.following = np.zeros(runs, np.int64), np.zeros(runs, np.int64)
+        self.count = np.zeros(runs, np.int64)
         self.end = np.full((runs, 32), np.inf)
         self.request = np.zeros((runs, 32), np.int64)
         self.cached = np.ones((runs, replica.prefixes))
-        self.rows = np.arange(runs)
+        self.prefix = batch.prefix.ravel()
 
-    def run(self, resets: Floats) -> None:
-        pending = np.concatenate([resets, np.full((len(resets), 1), np.inf)], axis=1)
-        reset = np.zeros(len(resets), np.int64)
+    def run(self) -> None:
+        rows = np.arange(len(self.now))
         while True:
             occupied = max(1, int(self.count.max()))
             slot = self.end[:, :occupied].argmin(axis=1)
             slowness = self.replica.a + self.replica.b * self.count
-            departure = self.now + (self.end[self.rows, slot] - self.done) * slowness
-            arrival = self.sent[self.rows, self.following]
-            wipe = pending[self.rows, reset]
-            then = np.minimum(np.minimum(departure, arrival), wipe)
-            live = np.isfinite(then)
-            if not live.any():
-                return
-            self.done += np.where(live, then - self.now, 0.0) / slowness
-            self.now = np.where(live, then, self.now)
-            leaves = live & (departure <= np.minimum(arrival, wipe))
-            comes = live & ~leaves & (arrival <= wipe)
-            self.leave(np.flatnonzero(leaves), slot)
-            self.come(np.flatnonzero(comes))
-            for row in np.flatnonzero(live & ~leaves & ~comes):
-                self.wipe(int(row), ResetMode(self.batch.modes[row, reset[row]]))
-                reset[row] += 1
+            departure = self.now + (self.end[rows, slot] - self.done) * slowness
+            arrival = self.coming[self.following]
+            then = np.minimum(departure, arrival)
+            live = then < np.inf
+            if not live.all():
+                if not live.any():
+                    break
+                then = np.where(live, then, self.now)
+            self.done += (then - self.now) / slowness
+            self.now = then
+            leaves = departure <= arrival
+            self.leave(np.flatnonzero(leaves & live), slot)
+            self.come(np.flatnonzero(~leaves & live))
+        self.finished = self.finished.reshape(self.batch.sent.shape)
 
     def leave(self, rows: Ints, slots: Ints) -> None:
         slot, last = slots[rows], self.count[rows] - 1
-        self.finished[rows, self.request[rows, slot]] = self.now[rows]
+        self.finished[self.request[rows, slot]] = self.now[rows]
         self.end[rows, slot] = self.end[rows, last]
         self.request[rows, slot] = self.request[rows, last]
         self.end[rows, last] = np.inf
         self.count[rows] = last
 
     def come(self, rows: Ints) -> None:
-        if len(rows) == 0:
-            return
-        request, slot = self.following[rows], self.count[rows]
-        if int(slot.max()) >= self.end.shape[1]:
+        what = self.what[self.following[rows]]
+        self.following[rows] += 1
+        if len(what) and what.min() < 0:
+            for row, reset in zip(rows[what < 0], -1 - what[what < 0], strict=True):
+                self.wipe(int(row), ResetMode(self.batch.modes[row, reset]))
+            rows, what = rows[what >= 0], what[what >= 0]
+        slot = self.count[rows]
+        if slot.max(initial=0) >= self.end.shape[1]:
             self.end = np.concatenate([self.end, np.full_like(self.end, np.inf)], axis=1)
             self.request = np.concatenate([self.request, np.zeros_like(self.request)], axis=1)
-        prefix = self.batch.prefix[rows, request]
+        prefix = self.prefix[what]
         extra = self.replica.miss * (1 - self.cached[rows, prefix])
         self.cached[rows, prefix] = 1.0
-        self.end[rows, slot] = self.done[rows] + self.work[rows, request] * (1 + extra)
-        self.request[rows, slot] = request
-        self.count[rows] += 1
-        self.following[rows] += 1
+        self.end[rows, slot] = self.done[rows] + self.work[what] * (1 + extra)
+        self.request[rows, slot] = what
+        self.count[rows] = slot + 1
 
     def wipe(self, row: int, mode: ResetMode) -> None:
         if mode is ResetMode.SHAM:
@@ -195,7 +209,7 @@ class _State:
         self.cached[row] = 0.0
         if mode is ResetMode.PREEMPT:
             running = self.request[row, : self.count[row]]
-            prefix, first = np.unique(self.batch.prefix[row, running], return_index=True)
+            prefix, first = np.unique(self.prefix[running], return_index=True)
             redo = np.full(len(running), self.replica.redo_again)
             redo[first] = self.replica.redo
             self.end[row, : self.count[row]] += self.replica.severity * redo

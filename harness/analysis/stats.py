@@ -244,8 +244,8 @@ def _assignments(trials: Trials, seed: int) -> Bools:
     rng = np.random.default_rng(seed)
     drawn = np.zeros((DRAWS + 1, len(trials.first)), bool)
     for group, k in zip(groups, chosen, strict=True):
-        ranks = rng.random((DRAWS + 1, len(group))).argsort(axis=1).argsort(axis=1)
-        drawn[:, group] = ranks < k
+        order = rng.random((DRAWS + 1, len(group))).argsort(axis=1)
+        np.put_along_axis(drawn, group[order[:, :k]], values=True, axis=1)
     drawn[0] = trials.first
     return drawn
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -26,6 +26,7 @@ def stays(rows: list[tuple[float, float, bool]], cap: float = math.inf) -> Stays
     return Stays.capped(np.arange(len(rows)), start, start + stay, failed, cap)
 
 
+@settings(deadline=None)
 @given(requests, st.lists(st.floats(0, 120), min_size=1, max_size=6), st.floats(0.1, 50))
 def test_latency_is_the_integral_and_its_two_boundary_terms(
     rows: list[tuple[float, float, bool]], at: list[float], horizon: float
@@ -37,6 +38,7 @@ def test_latency_is_the_integral_and_its_two_boundary_terms(
     np.testing.assert_allclose(table["victims"] + table["later"], table["integral"], atol=1e-9)
 
 
+@settings(deadline=None)
 @given(requests, st.floats(0, 20))
 def test_after_a_full_drain_added_latency_is_the_excess(
     rows: list[tuple[float, float, bool]], slower: float
@@ -51,6 +53,7 @@ def test_after_a_full_drain_added_latency_is_the_excess(
     assert excess == pytest.approx(added, abs=1e-9)
 
 
+@settings(deadline=None)
 @given(requests, st.lists(st.floats(0, 120), max_size=8))
 def test_present_is_every_pair_in_flight(
     rows: list[tuple[float, float, bool]], at: list[float]

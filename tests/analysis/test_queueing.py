@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -164,6 +164,7 @@ stamps = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(stamps, st.floats(-10, 140), st.floats(0, 60))
 def test_integral_is_the_sum_of_the_overlaps(
     pairs: list[tuple[float, float]], start: float, length: float

@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.load.assignment import assign
@@ -13,6 +13,7 @@ from harness.records import ResetMode
 MODES = [ResetMode.KEEP, ResetMode.PREEMPT, ResetMode.SHAM, ResetMode.DEFAULT]
 
 
+@settings(deadline=None)
 @given(st.integers(2, 4), st.integers(1, 40), st.integers(0, 2**32))
 def test_every_reset_gets_every_mode_once_and_every_run_all_equally(
     modes: int, resets: int, seed: int
