@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.simple_kv_offload.manager import TransferMeta
 
+from vllm_keep_reset import auxiliary
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -29,7 +31,7 @@ def refusal(scheduler: Scheduler, reset_connector: bool) -> str | None:
             "(HiSparse beside a KV consumer): the blocks they fill are found by having no hash. "
             "Ask again after the next step."
         )
-    return None
+    return auxiliary.refusal(scheduler)
 
 
 def simple_offload_store_completion(original: Callable[..., None]) -> Callable[..., None]:

@@ -21,6 +21,7 @@ _SINGLE = f"{_CORE}.single_type_kv_cache_manager"
 _ENGINE = "vllm.v1.engine"
 _CLIENT = f"{_ENGINE}.core_client"
 _OFFLOAD = "vllm.v1.simple_kv_offload.manager:SimpleCPUOffloadScheduler"
+_AUXILIARY = "vllm.distributed.aux_output_connector"
 _OURS = "vllm_keep_reset"
 
 REPLACED = {
@@ -50,6 +51,7 @@ REPLACED = {
     f"{_OFFLOAD}._process_store_completion": (
         f"{_OURS}.connectors:simple_offload_store_completion"
     ),
+    f"{_AUXILIARY}.worker:AuxOutputWorkerConnector.__init__": f"{_OURS}.auxiliary:worker_init",
 }
 """vLLM function -> our function that takes it and returns its replacement."""
 
@@ -85,8 +87,10 @@ RELIED_ON = (
     f"{_ENGINE}.core:EngineCoreProc._invoke_utility_method",
     f"{_OFFLOAD}._process_store_event",
     f"{_OFFLOAD}._release_transfer_refs",
-    "vllm.distributed.aux_output_connector.connector:AuxOutputSchedulerConnector.reset",
-    "vllm.distributed.aux_output_connector.worker:AuxOutputWorkerConnector.begin_step",
+    f"{_AUXILIARY}.connector:AuxOutputSchedulerConnector.request_finished",
+    f"{_AUXILIARY}.connector:AuxOutputSchedulerConnector.reset",
+    f"{_AUXILIARY}.store:BlockObjectStore",
+    f"{_AUXILIARY}.worker:AuxOutputWorkerConnector.begin_step",
     "vllm.distributed.kv_events:AllBlocksCleared",
     "vllm.v1.hisparse.coordinator:HiSparseCoordinator._publish_detached_blocks",
 )
