@@ -54,7 +54,7 @@ Zipf = Annotated[
 ]
 PrefixTokens = Annotated[int | None, _option("Tokens of a shared prefix; 2000.", _PROMPTS)]
 UniqueTokens = Annotated[int | None, _option("Tokens of the unique tail; 60.", _PROMPTS)]
-OutputTokens = Annotated[int | None, _option("Tokens to generate, or their mean; 200.", _PROMPTS)]
+OutputTokens = Annotated[int | None, _option("Tokens to generate, or their mean; 100.", _PROMPTS)]
 OutputLaw = Annotated[LengthLaw | None, _option("How output lengths are chosen; fixed.", _PROMPTS)]
 
 Url = Annotated[

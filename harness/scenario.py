@@ -73,7 +73,7 @@ class OutputSpec(msgspec.Struct, frozen=True):
     """How much each request generates."""
 
     law: LengthLaw = LengthLaw.FIXED
-    tokens: int = 200
+    tokens: int = 100
 
 
 class ResetSpec(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ import harness
 from harness.errors import DependencyMissing, ReplicaError, UsageError
 from harness.replica.process import (
     BUNDLED_MODEL,
+    Device,
     ReplicaSpec,
     managed_replica,
     replica_command,
@@ -216,7 +217,7 @@ async def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_bundled_model_is_the_default_and_flags_come_last() -> None:
-    command = replica_command(ReplicaSpec(arguments=("--block-size=16",)), 8123)
+    command = replica_command(ReplicaSpec(arguments=("--block-size=16",)), 8123, Device.CPU)
     assert command[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]
     assert f"--model={BUNDLED_MODEL}" in command
     assert (BUNDLED_MODEL / "config.json").is_file()
@@ -225,7 +226,9 @@ def test_the_bundled_model_is_the_default_and_flags_come_last() -> None:
 
 
 def test_another_model_gets_none_of_the_bundled_ones_flags() -> None:
-    command = replica_command(ReplicaSpec(model="org/name", arguments=("--dtype", "auto")), 8123)
+    command = replica_command(
+        ReplicaSpec(model="org/name", arguments=("--dtype", "auto")), 8123, Device.CPU
+    )
     assert command[3:] == [
         *("--host=127.0.0.1", "--port=8123", "--enable-prompt-tokens-details"),
         *("--model=org/name", "--dtype", "auto"),
@@ -246,7 +249,7 @@ def test_another_model_gets_none_of_the_bundled_ones_flags() -> None:
 )
 def test_flags_that_would_move_it_are_refused(flag: str) -> None:
     with pytest.raises(UsageError, match="loopback"):
-        replica_command(ReplicaSpec(arguments=(flag,)), 8123)
+        replica_command(ReplicaSpec(arguments=(flag,)), 8123, Device.CPU)
 
 
 class Point:
