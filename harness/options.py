@@ -22,10 +22,10 @@ def _option(help_text: str, panel: str | None = None, *names: str) -> typer.mode
 Rate = Annotated[float | None, _option("Mean arrivals a second; default 4.", _LOAD)]
 Duration = Annotated[
     float | None,
-    _option("Measured seconds, after the warm-up; with no timing given, 120.", _LOAD),
+    _option("Measured seconds, after the warm-up; with no timing given, 100.", _LOAD),
 ]
 Warmup = Annotated[
-    float | None, _option("Seconds of load before; with no timing given, 30.", _LOAD)
+    float | None, _option("Seconds of load before; with no timing given, 20.", _LOAD)
 ]
 MaxInFlight = Annotated[
     int | None, _option("Cap on requests in flight; default none, an open loop.", _LOAD)
@@ -37,7 +37,7 @@ ResetModeOption = Annotated[
     ResetMode | None, _option("What each reset does; default none, a control.", _RESETS)
 ]
 ResetEvery = Annotated[
-    float | None, _option("Seconds between resets; with no timing given, 30.", _RESETS)
+    float | None, _option("Seconds between resets; with no timing given, 25.", _RESETS)
 ]
 ResetAt = Annotated[
     list[float] | None,

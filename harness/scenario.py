@@ -19,8 +19,8 @@ WARMUP_RULE = 60.0
 """Seconds of warm-up at least; near capacity 5 × mean latency/(1 − ρ) may be more."""
 SPACING_RULE = 120.0
 """Seconds between resets at least; near capacity 10 × mean latency/(1 − ρ) may be more."""
-LOOK: Mapping[str, Any] = {"load.warmup": 30.0, "load.duration": 120.0, "resets.every": 30.0}
-"""The timing of a run that names none: a look, not a verdict, in 150 s of load."""
+LOOK: Mapping[str, Any] = {"load.warmup": 20.0, "load.duration": 100.0, "resets.every": 25.0}
+"""The timing of a run that names none: a look, not a verdict, in two minutes of load."""
 
 
 class PromptForm(StrEnum):
