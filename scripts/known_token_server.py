@@ -98,7 +98,6 @@ class Stream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        self.transport.set_write_buffer_limits(high=0)  # uvloop: send now, not at the turn's end
 
     def data_received(self, data: bytes) -> None:
         self.buffer += data

@@ -265,8 +265,6 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
-        # With no buffer allowed, uvloop writes at once and not at the end of the loop's turn.
-        self._transport.set_write_buffer_limits(high=0)
         self._parser = httptools.HttpResponseParser(self)
 
     def data_received(self, data: bytes) -> None:

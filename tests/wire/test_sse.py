@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from harness.wire.sse import Read, events
 
+BOM = b"\xef\xbb\xbf"
+
 
 def datas(stream: bytes) -> list[bytes]:
     return [data for _, data in events([(0.0, stream)])]
@@ -54,12 +56,17 @@ def test_the_stamp_is_that_of_the_last_byte_of_data_not_of_the_framing() -> None
     assert list(events(reads)) == [(2.0, b"hello"), (4.0, b"x"), (5.0, b"y")]
 
 
+def test_a_byte_order_mark_is_passed_over_at_the_very_start_only() -> None:
+    assert list(events([(1.0, BOM), (2.0, b"data: a\n\n"), (3.0, BOM + b"data: b\n\n")])) == [
+        (2.0, b"a")
+    ]
+
+
 def test_several_events_in_one_read_share_its_stamp() -> None:
     reads = [(1.0, b"data: a\n\ndata: b\n\n"), (2.0, b"data: c\n\n")]
     assert list(events(reads)) == [(1.0, b"a"), (1.0, b"b"), (2.0, b"c")]
 
 
-BOM = b"\xef\xbb\xbf"
 LINES = st.sampled_from(
     [b"", b"", b"data: a", b"data:b", b"data", b"data:  ", b": ping", b"event: x", BOM + b"data: c",
      "data: \u2028\x85".encode(), b"data: \x0b\x0c", b"nothing"]
