@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.analysis.timings import first_chunk
 from harness.journals import RequestTable
 
 Floats = NDArray[np.float64]
@@ -39,13 +40,8 @@ class Roll:
 
 def next_chunk(requests: RequestTable, rows: Rows, t: float) -> Floats:
     """When each of ``rows`` received its first chunk after ``t``; NaN for one that did not."""
-    low, high = requests.token_offsets[rows], requests.token_offsets[rows + 1]
-    end = high
-    while np.any(open_ := low < high):  # one bisection, of all the rows at once
-        middle = (low + high) // 2
-        early = open_ & (requests.token_times[np.minimum(middle, end - 1)] <= t)
-        low = np.where(early, middle + 1, low)
-        high = np.where(open_ & ~early, middle, high)
+    place = first_chunk(requests, rows, np.nextafter(t, np.inf))
     found = np.full(len(rows), np.nan)
-    found[low < end] = requests.token_times[low[low < end]]
+    there = place < requests.token_offsets[rows + 1]
+    found[there] = requests.token_times[place[there]]
     return found

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -14,53 +13,24 @@ from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import (
-    FuncFormatter,
-    LogLocator,
-    NullFormatter,
-    PercentFormatter,
-)
 from numpy.typing import NDArray
 
-from harness.analysis.curves import CurveBin, Quartiles, RecoveryCurve
 from harness.analysis.in_flight import InFlight
 from harness.analysis.summary import RunSummary
 from harness.journals import Journals, RequestTable
-from harness.records import AttemptOutcome, Outcome, ResetMode
+from harness.records import AttemptOutcome, Outcome, ResetMode, ResetRecord
+from harness.report.axes import MODE_COLOURS, SOLID, STYLE, Dashes, say, scale
+from harness.report.curves import draw_curves
 
 Floats = NDArray[np.float64]
 
-STYLE: dict[Any, Any] = {
-    "font.size": 11.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 11.0,
-    "axes.titlelocation": "left",
-    "axes.grid": True,
-    "grid.color": "#e5e5e5",
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-}
-# Colours of Okabe and Ito (2008), told apart by all common kinds of colour blindness; marks and
-# dashes say the same again.
-MODE_COLOURS = {
-    ResetMode.DEFAULT: "#009E73",
-    ResetMode.PREEMPT: "#D55E00",
-    ResetMode.KEEP: "#0072B2",
-    ResetMode.SHAM: "#777777",
-}
-MODE_DASHES = {
-    ResetMode.DEFAULT: (0, (1, 1)),
-    ResetMode.PREEMPT: (0, (4, 1.5)),
-    ResetMode.KEEP: "solid",
-    ResetMode.SHAM: (0, (1, 3)),
-}
-LINE_OF = {
-    AttemptOutcome.CLEARED: "solid",
-    AttemptOutcome.PARTIAL: "dashed",
-    AttemptOutcome.MARKED: "dotted",
+LINE_OF: dict[AttemptOutcome, Dashes] = {
+    AttemptOutcome.CLEARED: SOLID,
+    AttemptOutcome.PARTIAL: (0, (4, 2)),
+    AttemptOutcome.MARKED: (0, (1, 2)),
 }
 """How a reset's line is drawn; the other outcomes, which wiped nothing, are dash-dotted."""
+DASH_DOT: Dashes = (0, (6, 2, 1, 2))
 REFUSED_COLOUR = "#CC79A7"
 SHADE = "#f0f0f0"
 DRAIN_SHARE = 0.15
@@ -92,7 +62,7 @@ def draw_recovery(journals: Journals, summary: RunSummary, path: Path) -> None:
         axes = [figure.add_subplot(grid[row, 0]) for row in range(3)]
         run.draw(axes)
         if curves:
-            _draw_curves([figure.add_subplot(grid[row, 1]) for row in range(3)], curves)
+            draw_curves([figure.add_subplot(grid[row, 1]) for row in range(3)], curves)
         figure.suptitle(_title(summary), fontsize=13, x=0.01, ha="left")
         handles = run.legend()
         figure.legend(handles=handles, loc="outside lower left", ncols=min(len(handles), 5))
@@ -140,7 +110,7 @@ class _Run:
         for axis in axes[:2]:
             axis.tick_params(labelbottom=False)
         if not len(self._frame):
-            _say(axes[0], "No request was recorded.")
+            say(axes[0], "No request was recorded.")
 
     def _scatter(self, axis: Axes, title: str, ended: Floats) -> None:
         axis.set_title(title)
@@ -157,7 +127,7 @@ class _Run:
                 mew=1.2 if kind.marker == "x" else 0,
                 zorder=3,
             )
-        _scale(axis, spans)
+        scale(axis, spans)
 
     def _mark(self, axis: Axes) -> None:
         """Warm-up and drain shaded, resets as lines, refused attempts as ticks at the top."""
@@ -165,14 +135,20 @@ class _Run:
         axis.set_xlim(0, self._end)
         axis.axvspan(0, plan.scenario.load.warmup, color=SHADE, zorder=0)
         axis.axvspan(plan.end, self._end, color=SHADE, zorder=0)
-        refused = []
-        for row in self._summary.resets:
-            record = row.reset.record
-            refused += [a.called for a in record.attempts if a.outcome is AttemptOutcome.REFUSED]
-            at = record.scheduled if record.cleared_at is None else record.cleared_at
-            if record.outcome is not AttemptOutcome.REFUSED:
-                line = LINE_OF.get(record.outcome, "dashdot")
-                axis.axvline(at, color=MODE_COLOURS[record.mode], ls=line, lw=1.4, zorder=2)
+        records = [row.reset.record for row in self._summary.resets]
+        for mode, outcome in _seen(records):
+            axis.vlines(
+                [_instant(one) for one in records if (one.mode, one.outcome) == (mode, outcome)],
+                0,
+                1,
+                transform=axis.get_xaxis_transform(),
+                colors=MODE_COLOURS[mode],
+                linestyles=LINE_OF.get(outcome, DASH_DOT),
+                lw=1.4,
+                zorder=2,
+            )
+        attempts = [attempt for record in records for attempt in record.attempts]
+        refused = [a.called for a in attempts if a.outcome is AttemptOutcome.REFUSED]
         if refused:
             rug = _rug(refused)
             rug.set_transform(axis.get_xaxis_transform())
@@ -185,22 +161,30 @@ class _Run:
             for kind in self._kinds
         ]
         records = [row.reset.record for row in self._summary.resets]
-        seen = dict.fromkeys((record.mode, record.outcome) for record in records)
         handles += [
             Line2D(
                 [],
                 [],
                 color=MODE_COLOURS[mode],
-                ls=LINE_OF.get(outcome, "dashdot"),
+                ls=LINE_OF.get(outcome, DASH_DOT),
                 label=f"{mode} {outcome}",
             )
-            for mode, outcome in seen
-            if outcome is not AttemptOutcome.REFUSED
+            for mode, outcome in _seen(records)
         ]
         attempts = [attempt for record in records for attempt in record.attempts]
         if any(attempt.outcome is AttemptOutcome.REFUSED for attempt in attempts):
             handles.append(_rug([]))
         return [*handles, Patch(color=SHADE, label="warm-up, drain")]
+
+
+def _seen(records: list[ResetRecord]) -> list[tuple[ResetMode, AttemptOutcome]]:
+    """Modes and outcomes that have a line; a refused reset has its attempts' ticks instead."""
+    pairs = dict.fromkeys((record.mode, record.outcome) for record in records)
+    return [(mode, outcome) for mode, outcome in pairs if outcome is not AttemptOutcome.REFUSED]
+
+
+def _instant(record: ResetRecord) -> float:
+    return record.scheduled if record.cleared_at is None else record.cleared_at
 
 
 def _rug(instants: list[float]) -> Line2D:
@@ -226,92 +210,3 @@ def _kinds(requests: RequestTable) -> Iterable[_Kind]:
     yield _Kind("prefix not cached", "#E69F00", "^", 4.5, ok & (cached == 0))
     yield _Kind("request", "#56B4E9", "o", 3, ok & np.isnan(cached))
     yield _Kind("failed (at the time it took)", "black", "x", 5, ~ok)
-
-
-def _draw_curves(axes: list[Axes], curves: list[RecoveryCurve]) -> None:
-    """The right column: TTFT, latency and cached share against the time since the wipe."""
-    wipes = sum(curve.resets for curve in curves)
-    _draw_spread(axes[0], curves, lambda one: one.ttft)
-    axes[0].set_title(f"TTFT after {wipes} wipes: median, quartiles")
-    _draw_spread(axes[1], curves, lambda one: one.latency)
-    axes[1].set_title("Latency: median, quartiles")
-    axes[2].set_title("Prompt tokens cached")
-    axes[2].set_ylim(-0.03, 1.03)
-    axes[2].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes[2].set_xlabel("seconds since the wipe, by planned instant")
-    for curve in curves:
-        told = [one for one in curve.bins if one.cached_share is not None]
-        shares = [one.cached_share or 0.0 for one in told]
-        _plot(axes[2], curve, told, shares)
-    if not any(one.cached_share is not None for curve in curves for one in curve.bins):
-        _say(axes[2], "No reply told it.")
-    for axis in axes:
-        axis.axvline(0, color="#333333", lw=1.0)
-        axis.set_xlim(
-            min(curve.bins[0].start for curve in curves), max(c.bins[-1].end for c in curves)
-        )
-    for axis in axes[:2]:
-        axis.tick_params(labelbottom=False)
-    if len(curves) > 1:
-        axes[0].legend(loc="upper right")
-
-
-def _draw_spread(
-    axis: Axes, curves: list[RecoveryCurve], of: Callable[[CurveBin], Quartiles | None]
-) -> None:
-    everything: list[float] = []
-    for curve in curves:
-        seen = [(one, spread) for one in curve.bins if (spread := of(one)) is not None]
-        bins = [one for one, _ in seen]
-        low, high = [s.q1 for _, s in seen], [s.q3 for _, s in seen]
-        axis.fill_between(
-            _middles(bins), low, high, color=MODE_COLOURS[curve.mode], alpha=0.2, lw=0
-        )
-        _plot(axis, curve, bins, [spread.median for _, spread in seen])
-        everything += low + high
-    _scale(axis, np.array(everything))
-    if not everything:
-        _say(axis, "No request succeeded.")
-
-
-def _plot(axis: Axes, curve: RecoveryCurve, bins: list[CurveBin], values: list[float]) -> None:
-    axis.plot(
-        _middles(bins),
-        values,
-        color=MODE_COLOURS[curve.mode],
-        ls=MODE_DASHES[curve.mode],
-        lw=1.8,
-        label=f"{curve.mode} ({curve.resets})",
-    )
-
-
-def _middles(bins: Iterable[CurveBin]) -> list[float]:
-    return [(one.start + one.end) / 2 for one in bins]
-
-
-def _scale(axis: Axes, seconds: Floats) -> None:
-    """A logarithmic axis where values span more than a factor of ten, else one from 0."""
-    known = seconds[seconds > 0]
-    largest, smallest = (known.max(), known.min()) if len(known) else (1.0, 1.0)
-    if largest > 10 * smallest:
-        axis.set_yscale("log", nonpositive="clip")
-        few_decades = largest < 300 * smallest
-        axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0) if few_decades else (1.0,)))
-        axis.yaxis.set_minor_formatter(NullFormatter())
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value, value)))
-    else:
-        axis.set_ylim(bottom=0)
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value, largest)))
-
-
-def _tick(seconds: float, largest: float) -> str:
-    """A tick's label; in milliseconds where the axis' largest value is below a second."""
-    if seconds == 0:
-        return "0"
-    return f"{1000 * seconds:.4g} ms" if largest < 0.9995 else f"{seconds:,.4g} s"
-
-
-def _say(axis: Axes, text: str) -> None:
-    """Say why an axis is empty, in place of its ticks."""
-    axis.set_yticks([])
-    axis.text(0.5, 0.5, text, transform=axis.transAxes, ha="center", va="center", color="#555555")
