@@ -165,21 +165,24 @@ def test_states_named_in_the_step_before_the_reset_do_not_hold_up_a_later_reques
     made.drain()
 
 
-def test_a_state_offered_to_a_connector_in_the_step_before_the_reset(make):
+def test_a_state_offered_to_a_connector_before_the_reset(make):
     """The offer names a block and a boundary, not a hash, and the request still holds the block."""
-    made = make(asynchronous=True)
-    request = made.add(LONGER, max_tokens=60)
+    made = make()
+    request = made.request(LONGER)
     mamba = made.manager.coordinator.single_type_managers[1]
-    straddled = 0
-    while made.scheduler.has_unfinished_requests():
-        assert made.keep()
-        held = {block.block_id for block in mamba.req_to_blocks[request.request_id]}
-        offered = {block.block_id for _, _, block, _ in mamba._pending_boundary_state_offloads}
-        assert offered <= held
-        straddled += len(offered)
-        made.step()
-    assert straddled
-    made.drain()
+    assert made.manager.allocate_slots(request, 192) is not None
+    ((_, _, block, boundary),) = mamba._pending_boundary_state_offloads
+    assert boundary == 192
+    assert block.block_hash is not None
+
+    assert made.keep()
+
+    assert block.block_hash is None
+    assert block in mamba.req_to_blocks[request.request_id]
+    offers = made.manager.take_boundary_state_offloads()
+    assert offers == {request.request_id: [(1, block.block_id, 192)]}
+    made.manager.free(request)
+    assert made.held == 0
 
 
 def test_the_map_is_replaced_and_extra_names_are_gone(make):

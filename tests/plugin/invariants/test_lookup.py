@@ -25,8 +25,26 @@ class Model:
     options: dict[str, Any] = field(default_factory=dict)
 
 
+def _reference_window(kinds: Any) -> KVCacheSpec:
+    from vllm.v1.kv_cache_interface import RSWASpec
+
+    full = kinds.full()
+    return RSWASpec(
+        block_size=full.block_size,
+        num_kv_heads=full.num_kv_heads,
+        head_size=full.head_size,
+        dtype=full.dtype,
+        rswa_window=32,
+    )
+
+
+SPARSE = {"config": {"prefix_cache_retention_interval": 64}}
 ANCHORED = {
     "full": Model(lambda kinds: [kinds.full()]),
+    "reference window": Model(lambda kinds: [_reference_window(kinds)]),
+    "full + sliding, sparse": Model(
+        lambda kinds: [kinds.full(), kinds.sliding(32)], options=SPARSE
+    ),
     "full + sliding": Model(lambda kinds: [kinds.full(), kinds.sliding(32)]),
     "full + chunked local": Model(lambda kinds: [kinds.full(), kinds.chunked(64)]),
     "full + mamba": Model(lambda kinds: [kinds.full(), kinds.mamba()]),
@@ -41,6 +59,7 @@ ANCHORED = {
 UNANCHORED = {
     "sliding, one block wide": Model(lambda kinds: [kinds.sliding(16)]),
     "sliding, three blocks wide": Model(lambda kinds: [kinds.sliding(48)]),
+    "sliding, sparse": Model(lambda kinds: [kinds.sliding(32)], options=SPARSE),
     "mamba": Model(lambda kinds: [kinds.mamba()]),
     "sliding + mamba": Model(lambda kinds: [kinds.sliding(32), kinds.mamba()]),
     "sliding + chunked local": Model(lambda kinds: [kinds.sliding(32), kinds.chunked(64)]),

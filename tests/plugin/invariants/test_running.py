@@ -130,6 +130,16 @@ def test_outputs_and_order_are_those_of_a_run_without_resets(replica, asynchrono
     assert run(keep=True) == run(keep=False)
 
 
+def test_without_prefix_caching_there_is_nothing_to_forget(replica):
+    made = replica(caching=False)
+    request = made.add(PROMPT, max_tokens=20)
+    made.step()
+    assert made.keep()
+    assert made.held == 4
+    made.drain()
+    assert request.num_output_tokens == 20
+
+
 def test_a_request_that_waits_for_its_session_keeps_its_blocks(replica):
     made = replica()
     session = made.add(PROMPT, max_tokens=4, resumable=True)

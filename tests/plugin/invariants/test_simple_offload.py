@@ -21,11 +21,13 @@ class Copies:
     Attributes:
         stores: store events under way.
         loads: requests whose load is under way.
+        broken: GPU blocks that the next load leaves unfilled.
     """
 
     stores: list[int] = field(default_factory=list)
     loads: set[str] = field(default_factory=set)
     hold: bool = True
+    broken: set[int] = field(default_factory=set)
 
     def run(self, step: Any, sampled: dict[str, list[int]], output: Any) -> None:
         from vllm.v1.outputs import KVConnectorOutput
@@ -40,9 +42,10 @@ class Copies:
             return
         output.kv_connector_output = KVConnectorOutput(
             finished_recving=self.loads,
+            invalid_block_ids=self.broken,
             kv_connector_worker_meta=SimpleCPUOffloadWorkerMetadata(dict.fromkeys(self.stores, 1)),
         )
-        self.stores, self.loads = [], set()
+        self.stores, self.loads, self.broken = [], set(), set()
 
 
 @pytest.fixture
@@ -208,6 +211,27 @@ def test_without_the_mend_such_a_load_is_hit_from_its_first_block(offloading, mo
     replica.worker.hold = False
     replica.step(2)
     assert replica.lookup(PROMPT) == 48
+    replica.drain()
+
+
+@pytest.mark.parametrize(("computed", "hit"), [(32, 0), (0, 48)])
+def test_a_load_that_straddles_the_reset_and_fails(offloading, computed, hit):
+    """What had arrived is not cached; a request that starts afresh is no straddler any more."""
+    replica = offloading()
+    replica.scheduler.recompute_kv_load_failures = True
+    _warm_cpu(replica)
+    request = replica.add(PROMPT)
+    replica.step()
+    assert replica.keep()
+    replica.worker.hold = False
+    (blocks,) = replica.manager.get_block_ids(request.request_id)
+    replica.worker.broken = {blocks[computed // 16]}
+    replica.step()
+    assert request.num_computed_tokens == computed
+    replica.scheduler.connector.scheduler_manager.cpu_block_pool.reset_prefix_cache()
+    replica.step(3)
+    assert request.num_output_tokens > 0
+    assert replica.lookup(PROMPT) == hit
     replica.drain()
 
 
