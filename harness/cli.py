@@ -227,6 +227,29 @@ def _doctor(
     diagnosis.raise_problem()
 
 
+@app.command("explain")
+def _explain(
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("explain.html"),
+    run_folder: Annotated[
+        Path | None, typer.Option("--from", metavar="RUN", help="Show one real reset of this run.")
+    ] = None,
+    reset: Annotated[
+        int | None,
+        typer.Option(help="Which reset, by its number; default the one with most in flight."),
+    ] = None,
+) -> None:
+    """Write a page that steps through a reset on a small busy block pool, in each mode."""
+    from harness.explain.page import write_page, write_recorded
+
+    if run_folder is None:
+        if reset is not None:
+            raise UsageError("--reset goes with --from: the stories have no recorded resets.")
+        write_page(out)
+    else:
+        write_recorded(out, read_run(run_folder), reset)
+    _say(f"page: {out}")
+
+
 def _carry_out(plan: Plan, where: Target | ReplicaSpec, folder: Path) -> None:
     """Run, report whatever was measured, and exit with the code that says how it ended."""
     with Display(_out) as display:

@@ -225,6 +225,11 @@ class Memory:
 
 
 def make_scheduler_machine(replica, specs, asynchronous, first_block_leads):
+    # vLLM's own preempting reset can end in its own assertion under async scheduling when it comes
+    # between two steps (num_output_placeholders in AsyncScheduler._update_request_with_output), with
+    # or without the plugin; so the asynchronous machine draws the other modes.
+    modes = [mode for mode in MODES if not (asynchronous and mode == "preempt")]
+
     class Scheduling(RuleBasedStateMachine):
         """A scheduler in a pool too small for its load."""
 
@@ -286,7 +291,7 @@ def make_scheduler_machine(replica, specs, asynchronous, first_block_leads):
         def evict(self, ids):
             self.one.manager.evict_blocks(ids)
 
-        @rule(mode=st.sampled_from(MODES))
+        @rule(mode=st.sampled_from(modes))
         def reset(self, mode):
             before = [(r.status, r.num_computed_tokens, r.num_preemptions) for r in self.requests]
             held = self.one.held
