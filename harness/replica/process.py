@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -109,7 +109,8 @@ async def managed_replica(
         ReplicaError: it died or was not healthy in time; the message ends with its last lines.
     """
     device = installed_device()
-    environment = replica_environment(os.environ, spec, len(os.sched_getaffinity(0)))
+    cores = len(os.sched_getaffinity(0))
+    environment = replica_environment(os.environ, spec, device, cores)
     with _reserved_port(spec.port) as reservation, log.open("ab") as output:
         port = reservation.getsockname()[1]
         command = replica_command(spec, port, device)
@@ -199,7 +200,7 @@ def replica_command(spec: ReplicaSpec, port: int, device: Device) -> list[str]:
 
 
 def replica_environment(
-    inherited: os._Environ[str] | dict[str, str], spec: ReplicaSpec, cores: int
+    inherited: Mapping[str, str], spec: ReplicaSpec, device: Device, cores: int
 ) -> dict[str, str]:
     """The environment of a replica on a machine with ``cores`` usable cores."""
     environment = dict(inherited)
@@ -207,12 +208,20 @@ def replica_environment(
     environment.pop("VLLM_API_KEY", None)
     environment["VLLM_HOST_IP"] = "127.0.0.1"  # where its own processes meet
     environment["VLLM_NO_USAGE_STATS"] = "1"
+    # Every one of its processes imports some 4,000 modules: without byte code on disk, for minutes.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    _choose_plugins(environment, spec.plugin)
     if spec.model is None:
         environment["HF_HUB_OFFLINE"] = "1"
-    _choose_plugins(environment, spec.plugin)
-    # The CPU backend keeps one core for its scheduler and server when it has two or more. With
-    # four or more, keep one for the client too; with fewer, computing needs what there is.
-    if cores >= 4:
+    if spec.model is None and device is Device.CPU:
+        # One thread is enough for so small a model. The variable below leaves the server as it is
+        # but for the worker, which then lives in the engine's process (vllm/platforms/cpu.py):
+        # one import of vLLM less at the start, and no busy wait for it on the client's core.
+        environment.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        environment.setdefault("OMP_NUM_THREADS", "1")
+    elif device is Device.CPU and cores >= 4:
+        # The CPU backend keeps one core for its scheduler and server. Keep one for the client too,
+        # unless there are so few that computing needs what there is.
         environment.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "2")
     return environment
 

@@ -36,7 +36,7 @@ PROCESSES = 3
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     source = Path(harness.__file__).parents[1]
     monkeypatch.setenv("PYTHONPATH", f"{STAND_IN}{os.pathsep}{source}")
-    monkeypatch.setattr("harness.replica.process.installed_device", lambda: "cpu")
+    monkeypatch.setattr("harness.replica.process.installed_device", lambda: Device.CPU)
 
 
 def spec(*modes: str, **more: object) -> ReplicaSpec:
@@ -275,24 +275,37 @@ PLUGINS = [Point("keep_reset", "vllm_keep_reset:register"), Point("lora", "some_
 def test_the_plugin_is_added_to_an_allow_list(monkeypatch, listed, wanted, expected) -> None:
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: PLUGINS)
     inherited = {} if listed is None else {"VLLM_PLUGINS": listed}
-    made = replica_environment(inherited, ReplicaSpec(plugin=wanted), 2)
+    made = replica_environment(inherited, ReplicaSpec(plugin=wanted), Device.CPU, 2)
     assert made.get("VLLM_PLUGINS") == expected
 
 
 def test_a_missing_plugin_is_named(monkeypatch) -> None:
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: PLUGINS[1:])
     with pytest.raises(DependencyMissing, match="vllm-keep-reset"):
-        replica_environment({}, ReplicaSpec(), 2)
-    replica_environment({}, ReplicaSpec(plugin=False), 2)
+        replica_environment({}, ReplicaSpec(), Device.CPU, 2)
+    replica_environment({}, ReplicaSpec(plugin=False), Device.CPU, 2)
 
 
 def test_the_environment_opens_the_reset_route_and_drops_the_key() -> None:
-    inherited = {"VLLM_API_KEY": "secret", "VLLM_SERVER_DEV_MODE": "0", "HOME": "/home/x"}
-    made = replica_environment(inherited, ReplicaSpec(plugin=False), 2)
+    inherited = {
+        "VLLM_API_KEY": "secret",
+        "VLLM_SERVER_DEV_MODE": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HOME": "/home/x",
+    }
+    made = replica_environment(inherited, ReplicaSpec(plugin=False), Device.CPU, 2)
     assert made["VLLM_SERVER_DEV_MODE"] == "1"
     assert made["HOME"] == "/home/x"
-    assert "VLLM_API_KEY" not in made
-    assert "VLLM_CPU_NUM_OF_RESERVED_CPU" not in made
+    assert not {"VLLM_API_KEY", "PYTHONDONTWRITEBYTECODE"} & made.keys()
+
+
+def test_only_the_bundled_model_on_a_cpu_has_its_worker_in_the_engine() -> None:
+    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    bundled, other = ReplicaSpec(plugin=False), ReplicaSpec(model="org/name", plugin=False)
+    assert replica_environment({}, bundled, Device.CPU, 2)[name] == "0"
+    assert replica_environment({name: "1"}, bundled, Device.CPU, 2)[name] == "1"
+    assert name not in replica_environment({}, bundled, Device.GPU, 2)
+    assert name not in replica_environment({}, other, Device.CPU, 2)
 
 
 @pytest.mark.parametrize(
@@ -302,5 +315,5 @@ def test_the_environment_opens_the_reset_route_and_drops_the_key() -> None:
 def test_cores_left_to_the_client(cores, given, reserved) -> None:
     name = "VLLM_CPU_NUM_OF_RESERVED_CPU"
     inherited = {} if given is None else {name: given}
-    made = replica_environment(inherited, ReplicaSpec(plugin=False), cores)
+    made = replica_environment(inherited, ReplicaSpec(model="m", plugin=False), Device.CPU, cores)
     assert made.get(name) == reserved

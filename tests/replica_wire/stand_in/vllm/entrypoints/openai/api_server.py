@@ -20,7 +20,9 @@ import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("pid", os.getpid(), os.sched_getscheduler(0), flush=True)
 if sys.argv[1:]:
-    subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=True)
+    subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=True, close_fds=False)
+else:
+    os.write(int(os.environ["UP"]), b"the worker is up")
 time.sleep(600)
 """
 
@@ -44,9 +46,12 @@ def main() -> None:
     parser.add_argument("--stand-in", default="serve", choices=["serve", "die", "hang", "brief"])
     parsed, _ = parser.parse_known_args()
     print("pid", os.getpid(), os.sched_getscheduler(0), flush=True)
-    subprocess.Popen([sys.executable, "-c", ENGINE, ENGINE])
+    up, told = os.pipe()
+    os.set_inheritable(told, True)
+    engine = [sys.executable, "-c", ENGINE, ENGINE]
+    subprocess.Popen(engine, env=os.environ | {"UP": str(told)}, close_fds=False)
     if parsed.stand_in == "die":
-        time.sleep(1)  # until the worker is up too
+        os.read(up, 99)
         print("(EngineCore pid=7) ERROR 01-01 ValueError: not enough memory", flush=True)
         print("\n".join(f"unrelated line {n}" for n in range(40)), flush=True)
         sys.exit(3)
