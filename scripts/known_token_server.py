@@ -97,9 +97,11 @@ class Stream(asyncio.Protocol):
         self.left = self.asked = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Part of asyncio's protocol."""
         self.transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
+        """Part of asyncio's protocol: one request at a time."""
         self.buffer += data
         head, found, rest = self.buffer.partition(b"\r\n\r\n")
         if not found:
@@ -121,6 +123,7 @@ class Stream(asyncio.Protocol):
             self.reply(b"404 Not Found", b"{}")
 
     def reply(self, status: bytes, body: bytes) -> None:
+        """Answer with a whole body."""
         self.transport.write(
             b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
         )

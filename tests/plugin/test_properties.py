@@ -225,9 +225,9 @@ class Memory:
 
 
 def make_scheduler_machine(replica, specs, asynchronous, first_block_leads):
-    # vLLM's own preempting reset can end in its own assertion under async scheduling when it comes
-    # between two steps (num_output_placeholders in AsyncScheduler._update_request_with_output), with
-    # or without the plugin; so the asynchronous machine draws the other modes.
+    # vLLM's own preempting reset can end in vLLM's own assertion under async scheduling when it
+    # comes between two steps (AsyncScheduler._update_request_with_output, num_output_placeholders);
+    # so the asynchronous machine draws the other modes.
     modes = [mode for mode in MODES if not (asynchronous and mode == "preempt")]
 
     class Scheduling(RuleBasedStateMachine):
