@@ -1,7 +1,8 @@
 """The wire: stamped HTTP, server-sent events, and requests that become records.
 
-``transport`` stamps bytes as they arrive, ``sse`` and ``chunks`` read them once the response has
-ended, ``completions`` makes a ``RequestRecord`` of an ``Arrival``.
+``transport`` and its ``connection`` stamp bytes as they arrive; ``sse`` and ``chunks`` read them
+once the response has ended; ``outcome`` judges; ``completions`` makes a ``RequestRecord`` of an
+``Arrival``.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from harness.records import Arrival, Outcome, RequestRecord
 from harness.scenario import PromptForm
 from harness.wire.chunks import Answer
 from harness.wire.client import endpoint
+from harness.wire.connection import Exchange
 from harness.wire.outcome import judge
-from harness.wire.transport import Exchange
 
 ERROR_CHARACTERS: Final = 500
 """How much of a reason a record keeps."""
@@ -28,6 +28,8 @@ ERROR_CHARACTERS: Final = 500
 _PUBLIC_HEADERS: Final = frozenset(
     {"accept", "accept-encoding", "connection", "content-type", "host", "user-agent"}
 )
+
+_ABANDONED: Final = (Outcome.ABANDONED, "the run was stopped")
 
 
 class _Body(msgspec.Struct, omit_defaults=True):
@@ -137,22 +139,25 @@ class Completions:
         outcome, reason = judge(exchange, answer, failure)
         record = self._record(flight, answer, outcome, reason)
         del self._flights[arrival.id]
+        exchange.clear()  # httpx's response is a cycle: its bytes would wait for the collector
         return record
 
     def abandon(self) -> list[RequestRecord]:
-        """Records, outcome ``abandoned``, of the requests that have none; forgets them.
+        """Records of the requests that have none yet; forgets them.
 
-        For when a run stops: call it after (or just before) cancelling what awaits ``send``.
+        Their outcome is ``abandoned``, unless the response is whole and only waits to be read. For
+        when a run stops: call it after (or just before) cancelling what awaits ``send``.
         """
         records = []
         for flight in self._flights.values():
-            if flight.exchange.ended is None:
-                flight.exchange.ended = perf_counter()
-            answer = Answer()
-            if flight.exchange.status == 200:
-                for _ in answer.read(flight.exchange.reads):
+            exchange, answer = flight.exchange, Answer()
+            if exchange.ended is None:
+                exchange.ended = perf_counter()
+            if exchange.status == 200:
+                for _ in answer.read(exchange.reads):
                     pass
-            records.append(self._record(flight, answer, Outcome.ABANDONED, "the run was stopped"))
+            ending = judge(exchange, answer, None) if exchange.whole else _ABANDONED
+            records.append(self._record(flight, answer, *ending))
         self._flights.clear()
         return records
 

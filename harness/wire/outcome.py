@@ -9,7 +9,7 @@ import msgspec
 
 from harness.records import Outcome
 from harness.wire.chunks import Answer, error_text
-from harness.wire.transport import Exchange
+from harness.wire.connection import Exchange
 
 _TEXT_BYTES: Final = 2000
 """How much of a body is looked at for a reason: well over what a record keeps, since secrets are
