@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import os
+import resource
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
@@ -482,3 +485,35 @@ def test_the_client_takes_the_timeouts() -> None:
     assert client.timeout == httpx.Timeout(7.0, connect=1.5)
     assert client.follow_redirects is False
     assert client.trust_env is False
+
+
+async def test_running_out_of_file_descriptors_fails_requests_by_name_and_passes() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.stream(text("a", finish="stop"))
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    sock = socket.create_server(("127.0.0.1", 0), backlog=100)  # answers once it is served
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    async with open_client(TimeoutSpec()) as client:
+        completions = Completions(
+            client, url, model="m", form=PromptForm.TEXT, ignore_eos=False, zero=0.0
+        )
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 20, hard))
+        try:
+            sending = [
+                asyncio.ensure_future(completions.send(Arrival(number, 0.0, 0, 1), "x"))
+                for number in range(40)
+            ]
+            await asyncio.sleep(0.2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        async with serving(script, sock=sock):
+            records = await asyncio.gather(*sending)
+            after = await completions.send(Arrival(40, 0.0, 0, 1), "x")
+    failed = [record for record in records if record.outcome is Outcome.CONNECT_FAILED]
+    assert 20 <= len(failed) < 40
+    assert all("Too many open files" in record.error for record in failed)
+    assert {record.outcome for record in records} == {Outcome.OK, Outcome.CONNECT_FAILED}
+    assert after.outcome is Outcome.OK
