@@ -66,7 +66,8 @@ class Engine:
         worker = self.engine.engine_core.engine_core.model_executor.driver_worker.worker
         return list(worker.model_runner.kv_caches)
 
-    def add(self, prompt: list[int], seed: int) -> str:
+    def add(self, prompt: list[int]) -> str:
+        """Greedy, but for a penalty that keeps a random model from repeating itself."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
@@ -75,7 +76,9 @@ class Engine:
         self.engine.add_request(
             name,
             TokensPrompt(prompt_token_ids=prompt),
-            SamplingParams(temperature=1.0, seed=seed, max_tokens=NEW_TOKENS, ignore_eos=True),
+            SamplingParams(
+                temperature=0.0, frequency_penalty=1.0, max_tokens=NEW_TOKENS, ignore_eos=True
+            ),
         )
         return name
 
@@ -97,7 +100,7 @@ class Engine:
             The new tokens of each prompt.
         """
         assert self.engine.reset_prefix_cache()
-        names = [self.add(prompt, seed) for seed, prompt in enumerate(PROMPTS)]
+        names = [self.add(prompt) for prompt in PROMPTS]
         tokens: dict[str, list[int]] = {}
         step = 0
         while self.engine.has_unfinished_requests():
@@ -115,7 +118,7 @@ class Engine:
 
     def cached_tokens(self, prompt: list[int]) -> int:
         """Serve one more request and return how many of its prompt tokens it found cached."""
-        name = self.add(prompt, seed=9)
+        name = self.add(prompt)
         while True:
             for output in self.engine.step():
                 if output.request_id == name:
@@ -151,7 +154,10 @@ def engine(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[Engine]
             )
         )
         try:
-            yield Engine(made)
+            engine = Engine(made)
+            name = "AsyncScheduler" if request.param else "Scheduler"
+            assert type(engine.scheduler).__name__ == name
+            yield engine
         finally:
             made.engine_core.shutdown()
             cleanup_dist_env_and_memory()
@@ -179,7 +185,7 @@ def test_a_later_request_misses_right_after_and_hits_once_another_has_cached_the
     prompt = PROMPTS[0]
     full = (len(prompt) - 1) // BLOCK * BLOCK
     assert engine.engine.reset_prefix_cache()
-    engine.add(prompt, seed=1)
+    engine.add(prompt)
     for _ in range(6):
         engine.engine.step()
     assert len(engine.scheduler.running) == 1
