@@ -134,6 +134,17 @@ def test_default_and_keep_at_the_same_idle_instants_agree() -> None:
     assert found.default > 0
     assert found.default_in_flight == 0
     assert found.agree is True
+    slow = [
+        replace(one, stays=replace(one.stays, end=one.stays.end + 0.2))
+        if one.mode() is ResetMode.KEEP
+        else one
+        for one in runs
+    ]
+    apart = at_idle.at_idle(slow, horizon=60.0)
+    assert apart.default == found.default
+    assert apart.keep is not None
+    assert apart.keep > found.default + 5
+    assert apart.agree is False
     alone = at_idle.at_idle(runs[:3], horizon=60.0)
     assert alone.agree is None
     assert alone.default is not None
