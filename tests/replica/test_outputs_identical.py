@@ -1,4 +1,7 @@
-"""A real engine in this process: what running requests write is the same with keep resets."""
+"""A real engine in this process: what running requests write is the same with keep resets.
+
+In process vLLM schedules synchronously; tests/plugin/invariants has asynchronous schedulers.
+"""
 
 from __future__ import annotations
 
@@ -125,8 +128,8 @@ class Engine:
                     return int(output.num_cached_tokens)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
-def engine(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[Engine]:
+@pytest.fixture(scope="module")
+def engine(checkpoint: Path) -> Iterator[Engine]:
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -149,15 +152,11 @@ def engine(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[Engine]
                 max_num_batched_tokens=128,
                 enforce_eager=True,
                 num_gpu_blocks_override=64,
-                async_scheduling=request.param,
                 seed=0,
             )
         )
         try:
-            engine = Engine(made)
-            name = "AsyncScheduler" if request.param else "Scheduler"
-            assert type(engine.scheduler).__name__ == name
-            yield engine
+            yield Engine(made)
         finally:
             made.engine_core.shutdown()
             cleanup_dist_env_and_memory()
