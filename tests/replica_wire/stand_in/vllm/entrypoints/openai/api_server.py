@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -43,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
-    parser.add_argument("--stand-in", default="serve", choices=["serve", "die", "hang", "brief"])
+    parser.add_argument("--stand-in", default="serve", choices=["serve", "die", "hang"])
     parsed, _ = parser.parse_known_args()
     print("pid", os.getpid(), os.sched_getscheduler(0), flush=True)
     up, told = os.pipe()
@@ -57,8 +56,6 @@ def main() -> None:
         sys.exit(3)
     if parsed.stand_in == "hang":
         time.sleep(600)
-    if parsed.stand_in == "brief":
-        signal.alarm(2)
     HTTPServer((parsed.host, parsed.port), Handler).serve_forever()
 
 
