@@ -6,7 +6,7 @@ and vLLM extends them (``token_ids``, ``reasoning``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -85,7 +85,7 @@ class Answer:
         self.fault: str | None = None
         self.nonsense: str | None = None
 
-    def read(self, reads: Sequence[Read]) -> Iterator[None]:
+    def read(self, reads: Iterable[Read]) -> Iterator[None]:
         """Read the whole stream, pausing (``yield``) after every ``SLICE`` events."""
         for stamp, data in events(reads):
             self.events += 1

@@ -101,8 +101,8 @@ class Completions:
     @property
     def last_heard(self) -> float:
         """When a byte of a response's body last arrived, seconds since zero; 0.0 if none has."""
-        reads = [flight.exchange.reads for flight in self._flights.values()]
-        return max([self._heard, *(read[-1][0] - self._zero for read in reads if read)])
+        stamps = [flight.exchange.stamps for flight in self._flights.values()]
+        return max([self._heard, *(read[-1] - self._zero for read in stamps if read)])
 
     async def send(
         self, arrival: Arrival, prompt: Sequence[int] | str, started: float | None = None
@@ -134,7 +134,7 @@ class Completions:
         answer = Answer()
         if exchange.status == 200:
             async with self._parsing:
-                for _ in answer.read(exchange.reads):
+                for _ in answer.read(exchange.reads()):
                     await asyncio.sleep(0)
         outcome, reason = judge(exchange, answer, failure)
         record = self._record(flight, answer, outcome, reason)
@@ -154,7 +154,7 @@ class Completions:
             if exchange.ended is None:
                 exchange.ended = perf_counter()
             if exchange.status == 200:
-                for _ in answer.read(exchange.reads):
+                for _ in answer.read(exchange.reads()):
                     pass
             ending = judge(exchange, answer, None) if exchange.whole else _ABANDONED
             records.append(self._record(flight, answer, *ending))
@@ -182,8 +182,8 @@ class Completions:
     ) -> RequestRecord:
         exchange, usage, zero = flight.exchange, answer.usage, self._zero
         ended = perf_counter() if exchange.ended is None else exchange.ended
-        if exchange.reads:
-            self._heard = max(self._heard, exchange.reads[-1][0] - zero)
+        if exchange.stamps:
+            self._heard = max(self._heard, exchange.stamps[-1] - zero)
         details = usage.prompt_tokens_details if usage else None
         times = tuple([stamp - zero for stamp in answer.token_times])
         return RequestRecord(

@@ -6,6 +6,7 @@ Stamps are ``time.perf_counter`` seconds: ``CLOCK_MONOTONIC`` on Linux, the same
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from time import perf_counter
 from typing import Final, cast
 
@@ -30,12 +31,14 @@ class Exchange:
         sent: When the request was handed to the socket, or None if it never was.
         status: HTTP status, or None until the response's headers are complete.
         headers: The response's headers, names in lower case.
-        reads: ``(stamp, bytes)`` of the body, in order, transfer coding removed.
+        stamps: When each piece of the body arrived.
+        pieces: The pieces, transfer coding removed. Two lists and no list of pairs, since each
+            pair would be one more object for the garbage collector to look at.
         ended: When the last byte arrived, or when a failure was seen; None until then.
         whole: True once the response is complete.
     """
 
-    __slots__ = ("ended", "headers", "reads", "sent", "status", "whole")
+    __slots__ = ("ended", "headers", "pieces", "sent", "stamps", "status", "whole")
 
     def __init__(self) -> None:
         self.clear()
@@ -45,7 +48,8 @@ class Exchange:
         self.sent: float | None = None
         self.status: int | None = None
         self.headers: list[tuple[bytes, bytes]] = []
-        self.reads: list[tuple[float, bytes]] = []
+        self.stamps: list[float] = []
+        self.pieces: list[bytes] = []
         self.ended: float | None = None
         self.whole = False
 
@@ -53,9 +57,13 @@ class Exchange:
         """First value of the response header ``name`` (in lower case), or None."""
         return next((value for key, value in self.headers if key == name), None)
 
+    def reads(self) -> Iterator[tuple[float, bytes]]:
+        """``(stamp, piece)`` of the body, in order."""
+        return zip(self.stamps, self.pieces, strict=True)
+
     def body(self) -> bytes:
         """The body received so far."""
-        return b"".join([data for _, data in self.reads])
+        return b"".join(self.pieces)
 
 
 class Connection(asyncio.Protocol):
@@ -77,7 +85,8 @@ class Connection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._headers: list[tuple[bytes, bytes]] = []
-        self._reads: list[tuple[float, bytes]] = []
+        self._stamps: list[float] = []
+        self._pieces: list[bytes] = []
         self._is_head = self._until_close = False
 
     # What the transport calls.
@@ -89,7 +98,9 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             raise httpx.ConnectError("the server closed the connection before it could be used")
         self._exchange = exchange
-        self._headers, self._reads = exchange.headers, exchange.reads
+        self._headers, self._stamps, self._pieces = (
+            exchange.headers, exchange.stamps, exchange.pieces
+        )  # fmt: skip
         self._is_head, self._until_close = is_head, False
         self._done = self._loop.create_future()
         self._transport.write(message)
@@ -188,7 +199,8 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Keep a piece of the body with the stamp of the read that brought it."""
-        self._reads.append((self.stamp, body))
+        self._stamps.append(self.stamp)
+        self._pieces.append(body)
 
     def on_message_complete(self) -> None:
         """End the exchange, unless this was an interim response (1xx)."""
@@ -222,7 +234,7 @@ class Connection(asyncio.Protocol):
     def _detach(self) -> Exchange | None:
         """The exchange that is carried, if any; from here on this connection leaves it alone."""
         exchange, self._exchange = self._exchange, None
-        self._headers, self._reads = [], []
+        self._headers, self._stamps, self._pieces = [], [], []
         return exchange
 
 

@@ -5,8 +5,7 @@ Pure: reads in, events out, the same however the bytes were split into reads.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 Read = tuple[float, bytes]
@@ -17,17 +16,14 @@ Event = tuple[float, bytes]
 
 _BOM: Final = b"\xef\xbb\xbf"
 
-# Nearly every read of a stream is one whole event like this; it also needs to be free of \r.
-_ONE_EVENT: Final = re.compile(rb"data: (.*)\n\n")
-
-# Only these end a line. str.splitlines and its kin also break at U+2028 and \x85, which are text.
-_LINE: Final = re.compile(rb"([^\r\n]*)(?:\r\n|\n|\r)")
+# bytes.splitlines ends lines at \n, \r and \r\n only. That of str would also break at U+2028 and
+# \x85, which are text.
 
 # Bytes after which nothing is pending: a blank line, and no \r that a \n could still join.
 _CLEAN_ENDS: Final = (b"\n\n", b"\n\r\n")
 
 
-def events(reads: Sequence[Read]) -> Iterator[Event]:
+def events(reads: Iterable[Read]) -> Iterator[Event]:
     """Events of a stream, in order.
 
     An event's stamp is that of the read which brought the last byte of its (last) ``data`` line,
@@ -37,40 +33,39 @@ def events(reads: Sequence[Read]) -> Iterator[Event]:
     is dropped, as the standard says.
     """
     pending: list[Read] = []
-    skip_bom = True
-    for read in reads:
-        stamp, data = read
-        one = None if pending else _ONE_EVENT.fullmatch(data)
-        if one is not None and data.find(b"\r") < 0:
-            yield stamp, one[1]
+    at_start = True
+    for stamp, data in reads:
+        if not data.endswith(_CLEAN_ENDS):
+            pending.append((stamp, data))
+            continue
+        # Nearly every read of a stream is one whole event: a data line and a blank one.
+        lines = data.splitlines()
+        if len(lines) == 2 and lines[0].startswith(b"data: ") and not pending:
+            yield stamp, lines[0][6:]
         else:
-            pending.append(read)
-            if not data.endswith(_CLEAN_ENDS):
-                continue
-            yield from _parse(pending, skip_bom)
+            yield from _parse([*pending, (stamp, data)], at_start)
             pending.clear()
-        skip_bom = False
-    yield from _parse(pending, skip_bom)
+        at_start = False
+    yield from _parse(pending, at_start)
 
 
-def _parse(reads: Sequence[Read], skip_bom: bool) -> Iterator[Event]:
+def _parse(reads: list[Read], at_start: bool) -> Iterator[Event]:
     """Events of reads that begin where an event may begin."""
     body = b"".join([data for _, data in reads])
+    position = len(_BOM) if at_start and body.startswith(_BOM) else 0
     arrivals = iter(reads)
     stamp, arrived = 0.0, 0
     values: list[bytes] = []
     end = 0
-    for match in _LINE.finditer(body, len(_BOM) if skip_bom and body.startswith(_BOM) else 0):
-        line = match[1]
-        if line.startswith(b"data:"):
-            values.append(line[6:] if line.startswith(b" ", 5) else line[5:])
-            end = match.end(1)
-        elif line == b"data":
-            values.append(b"")
-            end = match.end(1)
-        elif not line and values:
+    for line in body[position:].splitlines(keepends=True):
+        text = line.rstrip(b"\r\n")
+        if text.startswith(b"data:") or text == b"data":
+            values.append(text[5:].removeprefix(b" "))
+            end = position + len(text)
+        elif not text and values:
             while arrived < end:
                 stamp, data = next(arrivals)
                 arrived += len(data)
             yield stamp, b"\n".join(values)
             values = []
+        position += len(line)
