@@ -233,7 +233,7 @@ def test_a_fingerprint_follows_the_source_and_not_its_place(tmp_path, monkeypatc
 def test_the_command_says_what_it_finds(plugin):
     command = [sys.executable, "-m", "vllm_keep_reset", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
+    found = json.loads(done.stdout.splitlines()[-1])
     assert found == {
         "status": "known",
         "vllm": found["vllm"],

@@ -28,7 +28,9 @@ async def reset_prefix_cache(
     raw_request: Request,
     reset_running_requests: bool = Query(default=False),
     reset_external: bool = Query(default=False),
-    keep_running_requests: bool = Query(default=False),
+    keep_running_requests: bool = Query(
+        default=False, description="Clear the cache under the running requests."
+    ),
 ) -> JSONResponse:
     """Reset the local prefix cache.
 
