@@ -46,6 +46,7 @@ async def open_server(
             "platform": platform.platform(),
             "python": platform.python_version(),
             "cores": len(os.sched_getaffinity(0)),
+            "boot": _boot(),
             "scheduling": msgspec.to_builtins(scheduling),
         }
         if isinstance(where, Target):
@@ -62,3 +63,11 @@ async def open_server(
             endpoint = Endpoint(replica.url)
             target = Target(endpoint, (endpoint,), (endpoint,), replica.model)
             yield Server(target, host, replica.ended)
+
+
+def _boot() -> str | None:
+    """Linux's random name of this boot: equal in two runs only if one machine made both."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
