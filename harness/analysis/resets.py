@@ -67,6 +67,8 @@ class SettledReset(msgspec.Struct, frozen=True):
     """Prefixes of which an admission after the wipe was seen to miss."""
     leftovers: int = 0
     """Requests that hit something from before the wipe."""
+    leftover_tokens: int = 0
+    """Most cached tokens that one of them reported."""
     tier: Tier | None = None
     """Where; None without leftovers."""
 
@@ -112,13 +114,13 @@ class _Audit:
         frame = journals.requests.frame
         self._roll = Roll(journals.requests)
         self._prefix = frame["prefix"].to_numpy(np.int64)
-        self._sent, self._first_token, self._finished, cached = (
+        self._sent, self._first_token, self._finished, self._cached = (
             frame[name].to_numpy(np.float64)
             for name in ("sent", "first_token", "finished", "cached_tokens")
         )
-        self._known = ~np.isnan(cached)
+        self._known = ~np.isnan(self._cached)
         self._ok = (frame["outcome"] == Outcome.OK).to_numpy(np.bool_)
-        self._hit = cached >= _least_hit(frame, journals.manifest.plan.scenario.prompts)
+        self._hit = self._cached >= _least_hit(frame, journals.manifest.plan.scenario.prompts)
         self._pressure = Counter.read(journals.server, preemptions.COUNTER)
         self._external = Counter.read(journals.server, EXTERNAL_HITS)
         lost = unrecorded(journals)
@@ -144,6 +146,7 @@ class _Audit:
                 msgspec.structs.replace(reset, outcome=AttemptOutcome.PARTIAL),
                 Verification.CONTRADICTED,
                 leftovers=len(leftovers),
+                leftover_tokens=int(self._cached[leftovers].max()),
                 tier=self._tier(gone, float(self._first_token[leftovers].min())),
             )
         missed = np.unique(self._prefix[telling[~self._hit[telling]]])
