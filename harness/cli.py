@@ -16,7 +16,13 @@ from rich.console import Console
 import harness
 from harness import options
 from harness.errors import HarnessError, UsageError
-from harness.experiment import carry_out, read_experiment
+from harness.experiment import (
+    EXPERIMENT,
+    carry_out,
+    read_experiment,
+    read_experiment_manifest,
+    recorded_runs,
+)
 from harness.journals import RunStatus
 from harness.measurement import Ending
 from harness.plan import Plan, make_plan
@@ -32,7 +38,9 @@ from harness.target import Endpoint, Target, headers_from, read_target, target
 RUNS = Path("results/runs")
 EXPERIMENTS = Path("results/experiments")
 FIGURE = "recovery.png"
+BASELINE = Path("results/baseline.json")
 INTERRUPTED = 130
+GATE_FAILED, GATE_CANNOT_TELL = 10, 11
 KEY_ENV = "VLLM_API_KEY"
 
 app = typer.Typer(
@@ -195,9 +203,12 @@ def _serve(
 
 
 @app.command("report")
-def _report(folder: options.RunFolderArgument) -> None:
-    """Rebuild a run's tables and plot from its journals."""
-    _show(folder)
+def _report(folder: options.FolderArgument) -> None:
+    """Rebuild the report of a run, or of an experiment, from its journals."""
+    if (folder / EXPERIMENT).exists():
+        _show_experiment(folder)
+    else:
+        _show(folder)
 
 
 @app.command("doctor")
@@ -250,6 +261,51 @@ def _explain(
     _say(f"page: {out}")
 
 
+@app.command("gate")
+def _gate(
+    candidate: options.CandidateArgument,
+    baseline: options.BaselineOption = None,
+    policy: options.PolicyOption = None,
+    json: options.JsonOut = None,
+    junit: options.JunitOut = None,
+) -> None:
+    """Judge a run or experiment by a policy: exit 0 is pass, 10 fail, 11 cannot tell.
+
+    On GitHub Actions the decision is also shown as annotations and on the run's summary page.
+    """
+    from harness.analysis.gate import Verdict, gate
+    from harness.gate import read_baseline, read_candidate, read_policy, write
+    from harness.report.gate import markdown, print_decision
+    from harness.report.gate_files import annotations, as_json, as_junit
+
+    rules = read_policy(policy)
+    old = None if baseline is None else read_baseline(baseline)
+    decision = gate(read_candidate(candidate), rules, old)
+    codes = {Verdict.PASS: 0, Verdict.FAIL: GATE_FAILED}
+    code = codes.get(decision.verdict, GATE_CANNOT_TELL)
+    print_decision(_out, decision)
+    if json is not None:
+        write(json, as_json(decision, code))
+    if junit is not None:
+        write(junit, as_junit(decision))
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for line in annotations(decision):
+            typer.echo(line)
+        if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+            write(Path(summary), markdown(decision).encode(), append=True)
+    raise typer.Exit(code)
+
+
+@app.command("baseline")
+def _baseline(candidate: options.CandidateArgument, out: options.BaselineOut = BASELINE) -> None:
+    """Write the small file that later runs are gated against, from a run or experiment."""
+    from harness.analysis.baseline import make
+    from harness.gate import read_candidate, write_baseline
+
+    write_baseline(make(read_candidate(candidate)), out)
+    _say(f"baseline: {out}")
+
+
 def _carry_out(plan: Plan, where: Target | ReplicaSpec, folder: Path) -> None:
     """Run, report whatever was measured, and exit with the code that says how it ended."""
     with Display(_out) as display:
@@ -284,6 +340,18 @@ def _show(folder: Path) -> None:
     figure = folder / FIGURE
     draw_recovery(journals, summary, figure)
     _say(f"plot: {figure}")
+
+
+def _show_experiment(folder: Path) -> None:
+    from harness.analysis.findings import find
+    from harness.analysis.recorded import Recorded
+    from harness.report.experiment import print_findings
+
+    spec = read_experiment_manifest(folder).spec
+    begun, missing = recorded_runs(folder)
+    runs = [Recorded.of(name, read_run(path)) for name, path in begun.items()]
+    findings = find(spec.name, runs, spec.design, missing)
+    print_findings(_out, findings)
 
 
 def _say(line: str) -> None:

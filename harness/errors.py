@@ -9,10 +9,11 @@ message without a traceback and exits with the class's ``exit_code``::
     │   └── KeepUnsupported    4   the server does not know the keep reset
     ├── ReplicaError           5   a managed replica did not start, or died
     ├── RunAborted             6   the run stopped early: the server went away, the disk filled up
-    ├── JournalError           7   a run folder cannot be read or written
+    ├── JournalError           7   a run folder or a baseline cannot be read or written
     └── DependencyMissing      8   an optional package is not installed
 
-Exit code 1 is left to faults of our own (a traceback), 130 to an interrupted run.
+Exit code 1 is left to faults of our own (a traceback), 130 to an interrupted run. A verdict is no
+error: ``bench gate`` exits with 0 for pass, 10 for fail and 11 for cannot tell.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class RunAborted(HarnessError):
 
 
 class JournalError(HarnessError):
-    """A run folder cannot be written or read."""
+    """A run folder, or a baseline, cannot be written or read."""
 
     exit_code = 7
 

@@ -89,6 +89,27 @@ StartTimeout = Annotated[float, _option("Seconds it may take to start.", _OWN)]
 Port = Annotated[int | None, _option("Port on 127.0.0.1; default a free one.", _OWN)]
 
 Out = Annotated[Path | None, _option("Folder of the run; default one below results/runs.")]
-RunFolderArgument = Annotated[
-    Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)
+FolderArgument = Annotated[
+    Path,
+    typer.Argument(metavar="DIR", help="Folder of a run or of an experiment.", show_default=False),
 ]
+
+_GATE = "Files"
+CandidateArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CANDIDATE", help="The folder of a run or experiment.", show_default=False
+    ),
+]
+BaselineOption = Annotated[
+    Path | None,
+    _option("What `bench baseline` wrote, or the folder of an experiment.", _GATE, "--baseline"),
+]
+PolicyOption = Annotated[
+    Path | None, _option("TOML file of assertions; default the built-in ones.", _GATE, "--policy")
+]
+JsonOut = Annotated[Path | None, _option("Write the decision here as JSON.", _GATE, "--json")]
+JunitOut = Annotated[
+    Path | None, _option("Write the decision here as JUnit XML.", _GATE, "--junit")
+]
+BaselineOut = Annotated[Path, _option("The file to write.", None, "--out")]

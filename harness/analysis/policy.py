@@ -164,10 +164,13 @@ class Assertion(msgspec.Struct, frozen=True):
 
     @property
     def arms(self) -> tuple[Arm, ...]:
-        """Arms that it names."""
+        """Arms that it needs: those it names, and for an excess the control."""
         other = None if self.right.baseline else self.right.measure
-        named = (measure.arm for measure in (self.left, other) if measure is not None)
-        return tuple(arm for arm in named if arm is not None)
+        measures = [measure for measure in (self.left, other) if measure is not None]
+        named = [measure.arm for measure in measures if measure.arm is not None]
+        if any(measure.figure.kind is Kind.EXCESS for measure in measures):
+            named.append(Arm.CONTROL)
+        return tuple(named)
 
     @property
     def needs_baseline(self) -> bool:
