@@ -276,7 +276,7 @@ def _gate(
     from harness.analysis.gate import Verdict, gate
     from harness.gate import read_baseline, read_candidate, read_policy, write
     from harness.report.gate import markdown, print_decision
-    from harness.report.gate_files import annotations, as_json, as_junit
+    from harness.report.gate_files import as_json, as_junit, workflow_commands
 
     rules = read_policy(policy)
     old = None if baseline is None else read_baseline(baseline)
@@ -289,7 +289,7 @@ def _gate(
     if junit is not None:
         write(junit, as_junit(decision))
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in annotations(decision):
+        for line in workflow_commands(decision):
             typer.echo(line)
         if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
             write(Path(summary), markdown(decision).encode(), append=True)

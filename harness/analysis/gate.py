@@ -136,11 +136,11 @@ class _Court:
         if side.measure is None:
             return _known(side.offset)
         found = self._kept(side.measure) if side.baseline else self._measured(side.measure)
-        ends = (found.value, found.low, found.high)
-        scaled = [None if end is None else side.scale * end + side.offset for end in ends]
-        if side.scale < 0:
-            scaled[1], scaled[2] = scaled[2], scaled[1]
-        return Reading(*scaled, reason=found.reason)
+        value, low, high = (
+            None if end is None else side.scale * end + side.offset
+            for end in (found.value, found.low, found.high)
+        )
+        return Reading(value, low, high, reason=found.reason)
 
     def _measured(self, measure: Measure) -> Reading:
         found = self._read(measure.figure, measure.arm)

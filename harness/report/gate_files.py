@@ -52,14 +52,15 @@ def as_junit(decision: Decision) -> bytes:
     root = ElementTree.Element("testsuites")
     root.append(suite)
     ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    xml: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return xml
 
 
 _TAGS = {Verdict.FAIL: "failure", Verdict.CANNOT_TELL: "error", Verdict.NOT_JUDGED: "skipped"}
 
 
-def annotations(decision: Decision) -> Iterator[str]:
-    """Workflow commands that GitHub shows beside a run: errors for fails, warnings for doubts."""
+def workflow_commands(decision: Decision) -> Iterator[str]:
+    """GitHub's workflow commands shown beside a run: errors for fails, warnings for doubts."""
     for one in decision.assertions:
         if one.verdict in (Verdict.FAIL, Verdict.CANNOT_TELL):
             level = "error" if one.verdict is Verdict.FAIL else "warning"
