@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
 from time import monotonic
 
 import msgspec
 
 import harness
+from harness.design import Design
 from harness.errors import JournalError, UsageError
 from harness.journals import SCHEMA_VERSION, RunStatus
 from harness.load.arrivals import Stream, stream
@@ -30,15 +30,6 @@ from harness.store import MANIFEST, RunFolder, read_manifest
 from harness.target import Target
 
 EXPERIMENT = "experiment.json"
-
-
-class Design(StrEnum):
-    """How modes are dealt to resets."""
-
-    CROSSOVER = "crossover"
-    """Drawn for each reset of a run; as many mirrored runs as modes."""
-    ARMS = "arms"
-    """One mode a run, and a control."""
 
 
 class ExperimentSpec(msgspec.Struct, frozen=True):
@@ -207,6 +198,17 @@ def read_experiment_manifest(out: Path) -> ExperimentManifest:
         raise JournalError(f"{file}: {error.strerror}. Give the folder of an experiment.") from None
     except msgspec.DecodeError as error:
         raise JournalError(f"{file} is not an experiment's manifest: {error}.") from None
+
+
+def recorded_runs(out: Path) -> tuple[dict[str, Path], tuple[str, ...]]:
+    """Folders of the runs of the experiment in ``out`` that began, and names of those that did not.
+
+    Raises:
+        JournalError: ``out`` is no experiment.
+    """
+    names = read_experiment_manifest(out).runs
+    begun = {name: out / name for name in names if (out / name / MANIFEST).exists()}
+    return begun, tuple(name for name in names if name not in begun)
 
 
 def _is_complete(path: Path) -> bool:

@@ -8,8 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from harness.design import Design
 from harness.errors import UsageError
-from harness.experiment import Design, ExperimentSpec, plan_runs, read_experiment
+from harness.experiment import ExperimentSpec, plan_runs, read_experiment
 from harness.records import ResetMode
 from harness.scenario import Scenario, read_scenario
 

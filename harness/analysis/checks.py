@@ -77,7 +77,8 @@ def preemptions(counts: ArrayLike, rate: float, latency: float) -> Check:
     passed = None
     if len(known) >= 2:
         error = float(known.std(ddof=1)) / np.sqrt(len(known))
-        passed = bool(abs(float(known.mean()) - expected) <= max(3 * error, 0.15 * expected))
+        reach = float(scipy.stats.t.ppf(1 - ALARM / 2, len(known) - 1)) * error
+        passed = bool(abs(float(known.mean()) - expected) <= max(reach, 0.15 * expected))
     return Check(
         "preemptions per reset",
         passed,

@@ -82,20 +82,23 @@ def contrast(
     """Compare two modes of a crossover; ``spacing`` is that of the resets, in seconds."""
     strata = pairs(runs, first, second)
     failed = failed_share(runs, first, spacing), failed_share(runs, second, spacing)
-    apart = abs(failed[0] - failed[1])
-    void = (
-        f"{failed[0]:.1%} of the requests after {first} and {failed[1]:.1%} after {second} failed; "
-        "find out why before comparing the two"
-        if apart > FAILED_SHARES_APART
-        else None
-    )
     return Contrast(
         first,
         second,
         victims=stats.compare(crossover.trials(strata, crossover.victims), seed=seed),
         short=stats.compare(crossover.trials(strata, crossover.integral(SHORT_HORIZON)), seed=seed),
         failed=failed,
-        void=void,
+        void=void(first, second, failed),
+    )
+
+
+def void(first: ResetMode, second: ResetMode, failed: tuple[float, float]) -> str | None:
+    """Why failed shares void the comparison of two modes, or None."""
+    if abs(failed[0] - failed[1]) <= FAILED_SHARES_APART:
+        return None
+    return (
+        f"{failed[0]:.1%} of the requests after {first} and {failed[1]:.1%} after {second} failed; "
+        "find out why before comparing the two"
     )
 
 
@@ -155,11 +158,11 @@ def price(
         late=late,
         rise=rise,
         control_level=level,
-        recovery=_recovery(late, rise, STILL_ABOVE * level) if judged else Recovery.CANNOT_TELL,
+        recovery=judge(late, rise, STILL_ABOVE * level) if judged else Recovery.CANNOT_TELL,
     )
 
 
-def _recovery(late: Comparison, rise: Comparison, threshold: float) -> Recovery:
+def judge(late: Comparison, rise: Comparison, threshold: float) -> Recovery:
     """Which side of the threshold the whole interval of the late ΔN lies on, if on one."""
     if late.low is None or late.high is None or late.low <= threshold < late.high:
         return Recovery.CANNOT_TELL

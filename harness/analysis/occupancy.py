@@ -59,7 +59,7 @@ def measure(
     gauges = counters.total(journals.server, RUNNING_AND_WAITING)
     scrapes, gauge = (gauges.times, gauges.values) if gauges else ((), ())
     little = queueing.littles_law(sent, finished, window, scrapes, gauge)
-    law = queueing.fit(sent, finished, _quiet(period, effects)) if len(frame) else None
+    law = queueing.fit(sent, finished, quiet(period, effects)) if len(frame) else None
     rho = law.utilisation(journals.manifest.plan.scenario.load.rate) if law else None
     residence = None if math.isnan(little.latency) else little.latency
     levels, _ = in_flight.segments(*window)
@@ -79,7 +79,7 @@ def measure(
     )
 
 
-def _quiet(period: Period, effects: list[float]) -> list[Window]:
+def quiet(period: Period, effects: list[float]) -> list[Window]:
     """Up to the first reset, then the second half of the time between resets."""
     edges = [*(at for at in effects if period.start < at < period.end), period.end]
     halves = [((at + until) / 2, until) for at, until in pairwise(edges)]

@@ -19,8 +19,8 @@ UNKNOWN = "–"
 
 def print_summary(console: Console, summary: RunSummary) -> None:
     """Print what a run was, its resets, its distributions, its queue and every doubt about it."""
-    _print(console, _headline(summary), style="bold")
-    _print(console, _volume(summary))
+    print_line(console, _headline(summary), style="bold")
+    print_line(console, _volume(summary))
     if summary.resets:
         console.print()
         console.print(_resets(console, summary))
@@ -29,7 +29,7 @@ def print_summary(console: Console, summary: RunSummary) -> None:
     console.print()
     for line in (_idle(summary), _queue(summary), _pressure(summary), _client(summary)):
         if line:
-            _print(console, line)
+            print_line(console, line)
     _print_doubts(console, summary)
 
 
@@ -38,11 +38,11 @@ def duration(seconds: float | None) -> str:
     if seconds is None:
         return UNKNOWN
     if abs(seconds) < 0.9995:
-        return f"{_figures(1000 * seconds)} ms"
-    return f"{_figures(seconds)} s"
+        return f"{figures(1000 * seconds)} ms"
+    return f"{figures(seconds)} s"
 
 
-def _figures(value: float) -> str:
+def figures(value: float) -> str:
     """Three significant figures, and never an exponent."""
     size = abs(value)
     if size < 0.0005:
@@ -71,7 +71,7 @@ def _volume(summary: RunSummary) -> str:
         f"{failed:,} failed" + (f" ({kinds})" if kinds else ""),
     ]
     if volume.tokens_per_second is not None:
-        parts.append(f"{_figures(volume.tokens_per_second)} tokens/s")
+        parts.append(f"{figures(volume.tokens_per_second)} tokens/s")
     if volume.cached_share is not None:
         parts.append(f"{volume.cached_share:.0%} of prompt tokens cached")
     if volume.unrecorded:
@@ -79,7 +79,8 @@ def _volume(summary: RunSummary) -> str:
     return ", ".join(parts)
 
 
-def _table(console: Console, title: str) -> Table:
+def table(console: Console, title: str) -> Table:
+    """An empty table that fits a terminal of 80 columns, ruled where there is one."""
     ruled = console.is_terminal
     return Table(
         title=title,
@@ -94,17 +95,17 @@ def _table(console: Console, title: str) -> Table:
 
 def _resets(console: Console, summary: RunSummary) -> Table:
     title = f"Resets (mean TTFT and latency: {BEFORE:.0f} s before → first {AFTER:.0f} s after)"
-    table = _table(console, title)
+    made = table(console, title)
     modes = len({row.reset.record.mode for row in summary.resets}) > 1
     headers = ["#", "at", *(["mode"] if modes else []), "outcome", "tries", "wait"]
     scale, unit = _ttft_scale(summary)
     headers += ["in\nflight", "pre-\nempted", f"TTFT, {unit}", "latency, s", "TTFT\nback after"]
     for header in headers:
         right = header not in ("mode", "outcome")
-        table.add_column(header, justify="right" if right else "left", no_wrap=True)
+        made.add_column(header, justify="right" if right else "left", no_wrap=True)
     for row in summary.resets:
         record = row.reset.record
-        table.add_row(
+        made.add_row(
             str(record.id),
             f"{record.scheduled:.0f} s",
             *([record.mode.value] if modes else []),
@@ -117,7 +118,7 @@ def _resets(console: Console, summary: RunSummary) -> Table:
             _before_after(row, "latency", 1),
             _back_after(row.recovery),
         )
-    return table
+    return made
 
 
 def _ttft_scale(summary: RunSummary) -> tuple[int, str]:
@@ -152,7 +153,7 @@ def _before_after(row: ResetRow, name: str, scale: int) -> str:
     if row.recovery is None:
         return UNKNOWN
     pair = (getattr(row.recovery.before, name), getattr(row.recovery.after, name))
-    return " → ".join(UNKNOWN if value is None else _figures(scale * value) for value in pair)
+    return " → ".join(UNKNOWN if value is None else figures(scale * value) for value in pair)
 
 
 def _back_after(recovery: ResetRecovery | None) -> str:
@@ -164,10 +165,10 @@ def _back_after(recovery: ResetRecovery | None) -> str:
 
 
 def _distributions(console: Console, summary: RunSummary) -> Table:
-    table = _table(console, "Run (from the planned instant unless it says otherwise)")
-    table.add_column("", no_wrap=True)
+    made = table(console, "Run (from the planned instant unless it says otherwise)")
+    made.add_column("", no_wrap=True)
     for header in ("count", "mean", "p50", "p90", "p95", "p99", "max"):
-        table.add_column(header, justify="right", no_wrap=True)
+        made.add_column(header, justify="right", no_wrap=True)
     timings = summary.timings
     for name, one in (
         ("TTFT", timings.ttft),
@@ -177,8 +178,8 @@ def _distributions(console: Console, summary: RunSummary) -> Table:
         ("ITL", timings.itl),
         ("lag", timings.lag),
     ):
-        table.add_row(name, *_cells(one))
-    return table
+        made.add_row(name, *_cells(one))
+    return made
 
 
 def _cells(one: Distribution) -> list[str]:
@@ -238,11 +239,12 @@ def _print_doubts(console: Console, summary: RunSummary) -> None:
     for doubt in summary.doubts:
         void = doubt.severity is Severity.VOID
         label = "Void" if void else "Doubt"
-        _print(console, f"{label}: {doubt.text}", style="bold red" if void else "yellow")
-        _print(console, f"  → {doubt.remedy}")
+        print_line(console, f"{label}: {doubt.text}", style="bold red" if void else "yellow")
+        print_line(console, f"  → {doubt.remedy}")
     for warning in summary.warnings:
-        _print(console, f"Noted: {warning}", style="yellow")
+        print_line(console, f"Noted: {warning}", style="yellow")
 
 
-def _print(console: Console, line: str, *, style: str = "") -> None:
+def print_line(console: Console, line: str, *, style: str = "") -> None:
+    """Print one line, whole where it is no terminal that wraps it."""
     console.print(Text(line, style=style), soft_wrap=not console.is_terminal)

@@ -1,0 +1,164 @@
+"""What was asked, and the answer in a sentence or two a rate.
+
+A mode's cost is never told without its split into victims and later arrivals, TTFT ranks nothing,
+and what an interval does not exclude is said to be untold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from harness.analysis.at_idle import AtIdle
+from harness.analysis.capacity import Bracket, Capacity
+from harness.analysis.contrast import SHORT_HORIZON, Contrast, Price, Recovery
+from harness.analysis.stats import Comparison
+from harness.design import Design
+from harness.records import ResetMode
+
+if TYPE_CHECKING:
+    from harness.analysis.findings import RateFindings
+
+CANNOT_TELL = "cannot tell"
+
+
+def question(design: Design, rates: Sequence[RateFindings]) -> str:
+    """The question that the experiment was run for."""
+    loads = _list([f"{one.rate:g}" for one in rates])
+    at = f" at {loads} req/s" if loads else ""
+    match design:
+        case Design.CAPACITY:
+            return "Which rate does the replica sustain with a warm cache, and with a cold one?"
+        case Design.AT_IDLE:
+            return f"What does a default reset cost at the idle instants at which it clears{at}?"
+        case _:
+            planned = {run for one in rates for line in one.runs for run in line.modes}
+            wipes = planned - {ResetMode.NONE, ResetMode.SHAM}
+            names = _list([mode.value for mode in ResetMode if mode in wipes])
+            by = f" by {names}" if names else ""
+            return f"What does losing the prefix cache{by} cost{at}, and does latency come back?"
+
+
+def sentence(
+    design: Design,
+    rates: Sequence[RateFindings],
+    capacity: Capacity | None,
+    voided: Sequence[str],
+) -> str:
+    """The answer; what voids it comes first."""
+    parts = [f"Void: {reason}" for reason in voided]
+    if not rates:
+        parts.append("Cannot tell: no run was recorded.")
+    elif capacity is not None:
+        parts += [_capacity(bracket) for bracket in capacity.brackets]
+    elif design is Design.AT_IDLE:
+        parts += [_at_idle(one) for one in rates]
+    else:
+        parts += [" ".join(_rate(one)) for one in rates]
+    return " ".join(part for part in parts if part)
+
+
+def _rate(one: RateFindings) -> Iterable[str]:
+    at = f"At {one.rate:g} req/s"
+    told = [_price(price) for price in one.prices] + [_contrast(c) for c in one.contrasts]
+    if told:
+        yield f"{at}: {'; '.join(told)}."
+    elif one.unsaid:
+        yield f"{at}: {CANNOT_TELL}. {one.unsaid[0]}"
+    else:
+        yield f"{at}: {CANNOT_TELL}; no two modes met."
+
+
+def _price(price: Price) -> str:
+    name = f"a {price.mode} wipe"
+    total = price.total
+    if total.estimate is None:
+        return f"{name}: {CANNOT_TELL} ({total.reason})"
+    split = (
+        f"{_told(price.victims.estimate)} by its victims, "
+        f"{_told(price.later.estimate)} by later arrivals"
+    )
+    if total.low is None or total.high is None:
+        return (
+            f"what {name} costs: {CANNOT_TELL} ({total.reason}; the estimate over "
+            f"{price.horizon:.0f} s is {_told(total.estimate)} request-seconds: {split})"
+        )
+    size = (
+        f"{_told(total.estimate)} request-seconds over {price.horizon:.0f} s ({_interval(total)})"
+    )
+    if not total.excludes_zero:
+        return f"what {name} costs: {CANNOT_TELL} from nothing, {size}: {split}"
+    half = f"; half of it within {price.half_life:.0f} s" if price.half_life is not None else ""
+    return f"{name} costs {size}: {split}{half}; {_recovery(price.recovery)}"
+
+
+def _recovery(recovery: Recovery) -> str:
+    if recovery is Recovery.CANNOT_TELL:
+        return "whether in flight came back: cannot tell"
+    return f"in flight {recovery}"
+
+
+def _contrast(one: Contrast) -> str:
+    if one.void is not None:
+        return f"{one.first} against {one.second}: void, {one.void}"
+    victims = _difference(one, one.victims, "by its victims' excess")
+    short = _difference(one, one.short, f"over {SHORT_HORIZON:g} s")
+    return f"{one.first} against {one.second}: {victims}; {short}"
+
+
+def _difference(one: Contrast, told: Comparison, how: str) -> str:
+    """Which of the two is dearer by one of the figures declared in advance."""
+    if told.estimate is None or told.low is None or told.high is None:
+        guess = "" if told.estimate is None else f"; the estimate is {_told(told.estimate)}"
+        return f"{CANNOT_TELL} {how} ({told.reason}{guess})"
+    if not told.excludes_zero:
+        return f"{CANNOT_TELL} {how} ({_interval(told)})"
+    dearer = one.first if told.estimate > 0 else one.second
+    size = _told(abs(told.estimate))
+    return f"{dearer} costs {size} request-seconds more {how} ({_interval(told)})"
+
+
+def _at_idle(one: RateFindings) -> str:
+    at, found = f"At {one.rate:g} req/s", one.at_idle
+    default = next((mode for mode in one.modes if mode.mode is ResetMode.DEFAULT), None)
+    cleared = f"default cleared {default.took_effect} of {default.planned} times" if default else ""
+    if found is None or not found.wipes:
+        return f"{at}: {cleared or 'no default run'}; its price at idle: {CANNOT_TELL}."
+    if found.default is None or found.keep is None:
+        return f"{at}: {cleared}; its price at idle: {CANNOT_TELL}, a run is missing."
+    return (
+        f"{at}: {cleared}; there a default reset cost {_told(found.default)} and a keep reset "
+        f"{_told(found.keep)} request-seconds over {found.horizon:g} s; the two "
+        f"{_agreement(found)}."
+    )
+
+
+def _agreement(found: AtIdle) -> str:
+    if found.agree is None:
+        return f"should agree: {CANNOT_TELL} ({found.difference.reason})"
+    return "agree, as they must" if found.agree else "differ, so do not trust this measurement"
+
+
+def _capacity(bracket: Bracket) -> str:
+    state = "Warm" if bracket.mode is ResetMode.NONE else f"Kept cold by {bracket.mode} resets"
+    kept = f"kept up with {bracket.kept_up:.1f} req/s" if bracket.kept_up else "never kept up"
+    if bracket.capacity is not None:
+        return f"{state}: {kept}, saturated at {bracket.capacity:.1f} req/s."
+    more = f"; the fit predicts {bracket.predicted:.1f}" if bracket.predicted else ""
+    return f"{state}: {kept}; its capacity lies above{more}."
+
+
+def _interval(told: Comparison) -> str:
+    return f"95 %: {_told(told.low)} to {_told(told.high)}"
+
+
+def _told(value: float | None) -> str:
+    """Two figures, or all before the point, with a true minus sign."""
+    if value is None:
+        return "–"
+    places = 0 if abs(value) >= 9.5 else 1
+    return f"{round(value, places) + 0.0:.{places}f}".replace("-", "−")
+
+
+def _list(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
