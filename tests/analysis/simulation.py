@@ -187,7 +187,8 @@ class Replica:
             replied=self._now,
             outcome=outcome,
             http_status=200,
-            preemptions=preempted if self._told and planned.mode is not ResetMode.SHAM else None,
+            preemptions=preempted if self._told else None,
+            reply={"running": held, "preempted": preempted} if self._told else None,
         )
         self.resets.append(
             ResetRecord(
