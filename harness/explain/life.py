@@ -220,12 +220,14 @@ def _change(life: Life, words: str) -> Change:
 
 
 def _summary(reset: ResetRecord, instant: float, victims: list[Life], later: list[Life]) -> str:
-    gaps = [gap for life in victims if (gap := life.gap_over(instant)) is not None]
+    across = [gap for life in victims if (gap := life.gap_over(instant)) is not None]
+    after = [gap for life in victims if (gap := life.gap_after(instant)) is not None]
     parts = [AFTERMATH[reset.outcome], f"{_requests(len(victims))} in flight."]
     if reset.preemptions is not None:
         parts.append(f"{reset.preemptions} preempted by it.")
-    if gaps:
-        parts.append(f"Longest pause in a stream around it: {max(gaps) * 1e3:.0f} ms.")
+    if across:
+        pause = f"Their longest pause: {max(across) * 1e3:.0f} ms across the reset"
+        parts.append(pause + (f", {max(after) * 1e3:.0f} ms later." if after else "."))
     known = [life.cached for life in later if life.cached is not None]
     if known:
         cold = sum(cached == 0 for cached in known)

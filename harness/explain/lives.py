@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from harness.journals import Journals
 from harness.records import Outcome
@@ -26,6 +27,11 @@ class Life:
         before = [t for t in self.times if t <= instant]
         after = [t for t in self.times if t > instant]
         return after[0] - before[-1] if before and after else None
+
+    def gap_after(self, instant: float) -> float | None:
+        """Longest time between two chunks after ``instant``, or ``None`` with fewer than two."""
+        after = [t for t in self.times if t > instant]
+        return max((b - a for a, b in pairwise(after)), default=None)
 
 
 def lives_of(journals: Journals) -> list[Life]:

@@ -11,6 +11,7 @@ import json
 import keyword
 import textwrap
 import tokenize
+from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,8 @@ def write_recorded(path: Path, journals: Journals, reset_id: int | None = None) 
     """
     story = recorded_story(journals, reset_id)
     manifest = journals.manifest
-    lead = f"A run that began at {manifest.started_utc}, replayed from its journals."
+    began = datetime.fromisoformat(manifest.started_utc)
+    lead = f"A run that began at {began:%Y-%m-%d %H:%M:%S} UTC, replayed from its journals."
     _write(path, LIFE_TITLE, lead, [story])
 
 

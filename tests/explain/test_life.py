@@ -57,7 +57,8 @@ def test_counts_only_what_had_finished_by_then(journals):
 def test_summarises_the_reset(journals):
     assert recorded_story(journals(), 7)["lead"] == (
         "The server said that it cleared its cache. 3 requests were in flight. 0 preempted by it. "
-        "Longest pause in a stream around it: 20 ms. Nothing in the cache for 1 of the 1 sent next."
+        "Their longest pause: 20 ms across the reset, 20 ms later. "
+        "Nothing in the cache for 1 of the 1 sent next."
     )
 
 
