@@ -7,15 +7,16 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import anyio
+import msgspec
 import typer
 from rich.console import Console
 
 import harness
 from harness import options
-from harness.errors import HarnessError, UsageError
+from harness.errors import HarnessError, JournalError, UsageError
 from harness.experiment import (
     EXPERIMENT,
     carry_out,
@@ -34,6 +35,9 @@ from harness.run import Watcher, run
 from harness.scenario import read_scenario
 from harness.store import read_run
 from harness.target import Endpoint, Target, headers_from, read_target, target
+
+if TYPE_CHECKING:
+    from harness.analysis.findings import Findings
 
 RUNS = Path("results/runs")
 EXPERIMENTS = Path("results/experiments")
@@ -174,7 +178,30 @@ def _experiment(
             folder,
             Watcher(display.say, display.show),
         )
+    if ending.measured:
+        _show_experiment(folder)
     _exit_as(ending)
+
+
+@app.command("compare")
+def _compare(
+    folders: options.FolderArguments,
+    allow_version: options.AllowVersion = False,
+    allow_config: options.AllowConfig = False,
+    out: options.CompareOut = None,
+) -> None:
+    """Compare runs or experiments of equal plans; their reset modes may differ."""
+    from harness.analysis.findings import design_of, find
+    from harness.analysis.recorded import Recorded
+    from harness.comparison import Allowed, read_members
+
+    given = {Allowed.VERSION: allow_version, Allowed.CONFIG: allow_config}
+    members = read_members(folders, [flag for flag, allowed in given.items() if allowed])
+    runs = [Recorded.of(one.name, one.journals, one.source) for one in members]
+    flags = [flag.value for flag, allowed in given.items() if allowed]
+    names = [str(folder) for folder in folders]
+    findings = find(" and ".join(folder.name for folder in folders), runs, design_of(runs))
+    _publish(findings, out, [" ".join(["bench compare", *names, *flags])])
 
 
 @app.command("serve")
@@ -209,6 +236,14 @@ def _report(folder: options.FolderArgument) -> None:
         _show_experiment(folder)
     else:
         _show(folder)
+
+
+@app.command("schema")
+def _schema() -> None:
+    """Print the JSON Schema of summary.json, of a run and of an experiment."""
+    from harness.report.summary import schema
+
+    typer.echo(schema(), nl=False)
 
 
 @app.command("doctor")
@@ -332,11 +367,13 @@ def _show(folder: Path) -> None:
     # Here, since pandas, scipy and matplotlib take seconds to import and only a report needs them.
     from harness.analysis.summary import summarize
     from harness.report.figures import draw_recovery
+    from harness.report.summary import SUMMARY, as_json
     from harness.report.text import print_summary
 
     journals = read_run(folder)
     summary = summarize(journals)
     print_summary(_out, summary)
+    _write(folder / SUMMARY, as_json(summary))
     figure = folder / FIGURE
     draw_recovery(journals, summary, figure)
     _say(f"plot: {figure}")
@@ -345,13 +382,43 @@ def _show(folder: Path) -> None:
 def _show_experiment(folder: Path) -> None:
     from harness.analysis.findings import find
     from harness.analysis.recorded import Recorded
-    from harness.report.experiment import print_findings
 
     spec = read_experiment_manifest(folder).spec
     begun, missing = recorded_runs(folder)
     runs = [Recorded.of(name, read_run(path)) for name, path in begun.items()]
     findings = find(spec.name, runs, spec.design, missing)
+    _publish(
+        findings,
+        folder,
+        [
+            f"bench experiment {spec.name}.toml --out {folder}   # carries it out, or goes on",
+            f"bench report {folder}   # makes this page from the journals",
+            "# the specification, as experiment.json holds it:",
+            msgspec.json.format(msgspec.json.encode(spec), indent=1).decode(),
+        ],
+    )
+
+
+def _publish(findings: Findings, folder: Path | None, commands: Sequence[str]) -> None:
+    """Print findings; with a folder, write them there as a page and for other programs."""
+    from harness.report.experiment import print_findings
+    from harness.report.html import REPORT, page
+    from harness.report.summary import SUMMARY, as_json
+
     print_findings(_out, findings)
+    if folder is None:
+        return
+    _write(folder / SUMMARY, as_json(findings))
+    _write(folder / REPORT, page(findings, commands).encode())
+    _say(f"page: {folder / REPORT}, figures for programs: {folder / SUMMARY}")
+
+
+def _write(file: Path, content: bytes) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    except OSError as error:
+        raise JournalError(f"cannot write {file}: {error.strerror}.") from None
 
 
 def _say(line: str) -> None:

@@ -2,13 +2,15 @@
 
 A *crossover* run gives each planned reset its mode by a balanced draw; the runs of a block mirror
 one draw, so that every planned reset sees every mode. *Arms* give each run one mode, beside a
-control with the same plan; their order is drawn anew in each block of one rate and seed.
+control with the same plan; their order is drawn anew in each block of one rate and seed. *At idle*,
+the keep arm comes after the default arm and replays the instants at which that one cleared.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from time import monotonic
 
@@ -17,16 +19,16 @@ import msgspec
 import harness
 from harness.design import Design
 from harness.errors import JournalError, UsageError
-from harness.journals import SCHEMA_VERSION, RunStatus
+from harness.journals import SCHEMA_VERSION, Journals, RunStatus
 from harness.load.arrivals import Stream, stream
 from harness.measurement import Ending
 from harness.plan import Plan, make_plan
-from harness.records import ResetMode
+from harness.records import AttemptOutcome, ResetMode
 from harness.replica.process import ReplicaSpec
 from harness.run import Run, Watcher, on_uvloop
-from harness.scenario import Scenario, check, convert, read_toml
+from harness.scenario import SPACING_RULE, Scenario, check, convert, read_toml
 from harness.server import Server, open_server
-from harness.store import MANIFEST, RunFolder, read_manifest
+from harness.store import MANIFEST, RunFolder, read_manifest, read_run
 from harness.target import Target
 
 EXPERIMENT = "experiment.json"
@@ -49,6 +51,8 @@ class PlannedRun(msgspec.Struct, frozen=True):
 
     name: str
     plan: Plan
+    replays: str | None = None
+    """Name of a default run before it: ``plan`` has no resets until that one's are known."""
 
 
 class ExperimentManifest(msgspec.Struct, frozen=True):
@@ -77,6 +81,9 @@ def read_experiment(file: Path) -> ExperimentSpec:
     for name, values in {"modes": spec.modes, "rates": spec.rates, "seeds": spec.seeds}.items():
         if not values or len(set(values)) < len(values):
             raise UsageError(f"{file}: {name} is {list(values)}; name each value once.")
+    at_idle = (ResetMode.DEFAULT, ResetMode.KEEP)
+    if spec.design is Design.AT_IDLE and spec.modes != at_idle:
+        raise UsageError(f"{file}: an at_idle design has modes = {[str(m) for m in at_idle]}.")
     for planned in plan_runs(spec):
         check(planned.plan.scenario)
     return spec
@@ -104,10 +111,37 @@ def _block(spec: ExperimentSpec, rate: float, seed: int) -> Iterator[PlannedRun]
         return
     arms = list(dict.fromkeys((ResetMode.NONE, *spec.modes)))
     rng = stream(seed, Stream.ASSIGNMENT, round(rate * 1000))
-    for arm in rng.permutation(len(arms)):
-        resets = replace(scenario.resets, mode=arms[arm])
-        plan = make_plan(replace(scenario, resets=resets))
-        yield PlannedRun(f"{rate:g}-{seed}-{arms[arm]}", plan)
+    drawn = [arms[arm] for arm in rng.permutation(len(arms))]
+    replays = None
+    if spec.design is Design.AT_IDLE:
+        drawn.sort(key=lambda mode: mode is not ResetMode.DEFAULT)
+        replays = f"{rate:g}-{seed}-{ResetMode.DEFAULT}"
+    for mode in drawn:
+        name = f"{rate:g}-{seed}-{mode}"
+        if replays is not None and mode is ResetMode.KEEP:
+            none = replace(scenario.resets, mode=ResetMode.NONE)
+            yield PlannedRun(name, make_plan(replace(scenario, resets=none)), replays)
+        else:
+            resets = replace(scenario.resets, mode=mode)
+            yield PlannedRun(name, make_plan(replace(scenario, resets=resets)))
+
+
+def replayed(plan: Plan, default: Journals) -> Plan | None:
+    """``plan`` with a keep reset at each instant at which the run ``default`` cleared.
+
+    The digest is that of ``plan``: it is over arrivals and prompts, and resets are not among them.
+    None if that run never cleared.
+    """
+    replace, warmup = msgspec.structs.replace, plan.scenario.load.warmup
+    instants = sorted(
+        record.attempts[-1].called - warmup
+        for record in default.resets
+        if record.outcome is AttemptOutcome.CLEARED and record.attempts
+    )
+    if not instants:
+        return None
+    resets = replace(plan.scenario.resets, mode=ResetMode.KEEP, every=None, at=tuple(instants))
+    return make_plan(replace(plan.scenario, resets=resets))
 
 
 def carry_out(
@@ -126,6 +160,8 @@ def carry_out(
     _claim(spec, planned, out)
     left = [run for run in planned if not _is_complete(out / run.name)]
     watcher.say(f"{len(planned)} runs, {len(planned) - len(left)} of them done before")
+    for line in _closer_than_the_rule(spec, planned):
+        watcher.say(line)
     if not left:
         return Ending(RunStatus.COMPLETE, measured=True)
 
@@ -135,6 +171,21 @@ def carry_out(
             return await _run_all(left, out, server, watcher)
 
     return on_uvloop(all_runs)
+
+
+def _closer_than_the_rule(spec: ExperimentSpec, planned: tuple[PlannedRun, ...]) -> Iterator[str]:
+    """What to know beforehand about resets that lie closer than the rule."""
+    gaps = [
+        later.scheduled - earlier.scheduled
+        for run in planned
+        for earlier, later in pairwise(run.plan.resets)
+    ]
+    least = min(gaps, default=SPACING_RULE)
+    if least < SPACING_RULE and spec.design is not Design.CAPACITY:
+        yield (
+            f"resets are {least:g} s apart, the rule asks for {SPACING_RULE:g} s or more: the "
+            "report says how much load the wipes themselves add"
+        )
 
 
 async def _run_all(runs: list[PlannedRun], out: Path, server: Server, watcher: Watcher) -> Ending:
@@ -147,11 +198,18 @@ async def _run_all(runs: list[PlannedRun], out: Path, server: Server, watcher: W
         left = (load - done) * pace / 60
         watcher.say(f"run {number} of {len(runs)}: {planned.name}; about {left:.0f} min left")
         path = out / planned.name
+        plan: Plan | None = planned.plan
+        if planned.replays is not None:
+            plan = replayed(planned.plan, read_run(out / planned.replays))
+        if plan is None:
+            watcher.say(f"{planned.name}: {planned.replays} never cleared; nothing to replay")
+            done += planned.plan.end
+            continue
         if path.exists():
             path.rename(_free_name(out / f"{planned.name}-cut-short"))
         folder = RunFolder(path)
         try:
-            run = Run(planned.plan, folder, watcher)
+            run = Run(plan, folder, watcher)
             ending = run.finish(await run.conduct(server))
         finally:
             folder.close()

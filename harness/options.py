@@ -113,3 +113,23 @@ JunitOut = Annotated[
     Path | None, _option("Write the decision here as JUnit XML.", _GATE, "--junit")
 ]
 BaselineOut = Annotated[Path, _option("The file to write.", None, "--out")]
+
+FolderArguments = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="DIR DIR...", help="Folders of runs or experiments.", show_default=False
+    ),
+]
+AllowVersion = Annotated[
+    bool,
+    _option("Compare although vLLM's or this harness's version differs.", None, "--allow-version"),
+]
+AllowConfig = Annotated[
+    bool,
+    _option(
+        "Compare although the server's cache is configured differently.", None, "--allow-config"
+    ),
+]
+CompareOut = Annotated[
+    Path | None, _option("Folder for report.html and summary.json.", None, "--out")
+]

@@ -17,6 +17,7 @@ from harness.analysis import (
     capacity,
     contrast,
     modes,
+    paired,
     pairs,
     precision,
     queueing,
@@ -31,6 +32,7 @@ from harness.analysis.checks import Check
 from harness.analysis.contrast import Contrast, Price
 from harness.analysis.doubt import Doubt, DoubtCode, Severity
 from harness.analysis.modes import ModeFigures, ResetFigures
+from harness.analysis.paired import Paired
 from harness.analysis.pairs import Pair, Run
 from harness.analysis.precision import Need
 from harness.analysis.recorded import Recorded
@@ -39,9 +41,6 @@ from harness.design import Design
 from harness.journals import RunStatus
 from harness.records import ResetMode
 from harness.scenario import SPACING_RULE
-
-FINDINGS_SCHEMA = 1
-"""Raised when a field of ``summary.json`` is renamed or changes meaning."""
 
 
 class RunLine(msgspec.Struct, frozen=True):
@@ -116,6 +115,8 @@ class RateFindings(msgspec.Struct, frozen=True):
     traces: tuple[Trace, ...]
     last_exits: tuple[LastExit, ...]
     at_idle: AtIdle | None
+    paired: tuple[Paired, ...]
+    """Runs of one plan against each other: how much noise there is between runs."""
     wipe_load: WipeLoad | None
     checks: tuple[Check, ...]
     unsaid: tuple[str, ...]
@@ -123,14 +124,15 @@ class RateFindings(msgspec.Struct, frozen=True):
 
 
 class Findings(msgspec.Struct, frozen=True):
-    """``summary.json`` of an experiment. Times in seconds; None was not observed."""
+    """Everything an experiment's report shows. Times in seconds; None was not observed."""
 
-    findings_schema: int
     name: str
     design: Design
     question: str
     verdict: str
-    """In a sentence or two a rate."""
+    """In a sentence a rate."""
+    details: tuple[str, ...]
+    """Every price and contrast with its interval, a sentence each."""
     rates: tuple[RateFindings, ...]
     capacity: Capacity | None
     """Of a capacity experiment."""
@@ -160,14 +162,15 @@ def find(
         for rate in sorted({run.rate for run in recorded})
     )
     found = capacity.measure(recorded) if design is Design.CAPACITY else None
-    doubts = tuple(_doubts(recorded))
+    expected = _MEANT if design is Design.CAPACITY else frozenset()
+    doubts = tuple(_doubts(recorded, expected | {DoubtCode.FEW_RESETS}))
     notes = dict.fromkeys(note for run in recorded for note in run.summary.warnings)
     return Findings(
-        findings_schema=FINDINGS_SCHEMA,
         name=name,
         design=design,
         question=verdict.question(design, rates),
         verdict=verdict.sentence(design, rates, found, _voided(doubts)),
+        details=verdict.details(rates),
         rates=rates,
         capacity=found,
         doubts=doubts,
@@ -213,6 +216,7 @@ class _Rate:
             at_idle=replay.compare(self.recorded, contrast.SHORT_HORIZON)
             if self.design is Design.AT_IDLE
             else None,
+            paired=() if self.design is Design.CAPACITY else paired.measure(self.recorded),
             wipe_load=self._wipe_load(prices),
             checks=audit.check(self.recorded, self.runs, self.queue),
             unsaid=tuple(self._unsaid()),
@@ -256,14 +260,26 @@ class _Rate:
         """The runs as contrasts see them; none without a reset, or in other designs."""
         if self.horizon is None or self.design in (Design.AT_IDLE, Design.CAPACITY):
             return ()
-        found = []
+        found: list[Run] = []
         for run in self.recorded:
             if run.summary.period.length <= 0:
                 continue
-            one = Run.of(run.journals, run.resets, run.name, self.horizon)
+            block = self._block(run, found)
+            one = Run.of(run.journals, run.resets, run.name, self.horizon, block=block)
             if len(one.resets) or run.planned_modes == {ResetMode.NONE}:
                 found.append(one)
         return tuple(found)
+
+    def _block(self, run: Recorded, before: Sequence[Run]) -> str:
+        """Runs that replay one plan; of several experiments, or with a mode again, apart."""
+        digest = run.summary.plan_digest
+        if self.design is Design.CROSSOVER:
+            return f"{digest}#{run.source}" if run.source else digest
+        modes = set(run.planned_modes)
+        again = sum(
+            one.block.partition("#")[0] == digest and {one.mode()} == modes for one in before
+        )
+        return f"{digest}#{again}" if again else digest
 
     @cached_property
     def wiping(self) -> list[ResetMode]:
@@ -279,8 +295,20 @@ class _Rate:
             if self.design is Design.CROSSOVER:
                 found.append(contrast.contrast(self.runs, first, second, self.horizon))
             elif self.control is not None:
-                found.append(arms.compare(self.runs, first, second, self.horizon))
+                told = arms.compare(self.runs, first, second, self.horizon)
+                found.append(self._against_noise(told))
         return tuple(found)
+
+    def _against_noise(self, found: Contrast) -> Contrast:
+        """``found``, void where two controls of one plan drift apart by half of the effect."""
+        drift, effect = paired.control_noise(self.runs), found.short.estimate
+        if found.void or drift is None or effect is None or drift <= abs(effect) / 2:
+            return found
+        why = (
+            f"two runs without resets drifted apart by {drift:.1f} request-seconds a window, more "
+            f"than half of the effect of {abs(effect):.1f}; compare within a run (crossover)"
+        )
+        return msgspec.structs.replace(found, void=why)
 
     def _prices(self) -> tuple[Price, ...]:
         if self.horizon is None or self.control is None:
@@ -401,12 +429,24 @@ def _line(run: Recorded) -> RunLine:
     )
 
 
-def _doubts(recorded: Sequence[Recorded]) -> Iterable[RunDoubt]:
+_MEANT = frozenset(
+    {
+        DoubtCode.BACKLOG,
+        DoubtCode.OVERLOADED,
+        DoubtCode.SPACING_SHORT,
+        DoubtCode.WARMUP_SHORT,
+        DoubtCode.WARMUP_UNSETTLED,
+    }
+)
+"""Doubts about what a capacity experiment does on purpose."""
+
+
+def _doubts(recorded: Sequence[Recorded], without: frozenset[DoubtCode]) -> Iterable[RunDoubt]:
     """Doubts of all runs, one a kind; how many resets are enough is said of all runs together."""
     found: dict[DoubtCode, list[tuple[Doubt, str]]] = {}
     for run in recorded:
         for one in run.summary.doubts:
-            if one.code is not DoubtCode.FEW_RESETS:
+            if one.code not in without:
                 found.setdefault(one.code, []).append((one, run.name))
     for severity in (Severity.VOID, Severity.DOUBT):
         for each in found.values():

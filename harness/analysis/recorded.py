@@ -19,11 +19,13 @@ class Recorded:
     name: str
     journals: Journals
     summary: RunSummary
+    source: str = ""
+    """The experiment it belongs to, where several are compared."""
 
     @classmethod
-    def of(cls, name: str, journals: Journals) -> Recorded:
+    def of(cls, name: str, journals: Journals, source: str = "") -> Recorded:
         """The run ``name`` with its summary computed."""
-        return cls(name, journals, summarize(journals))
+        return cls(name, journals, summarize(journals), source)
 
     @property
     def rate(self) -> float:

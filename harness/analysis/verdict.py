@@ -6,7 +6,7 @@ and what an interval does not exclude is said to be untold.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from harness.analysis.at_idle import AtIdle
@@ -45,7 +45,7 @@ def sentence(
     capacity: Capacity | None,
     voided: Sequence[str],
 ) -> str:
-    """The answer; what voids it comes first."""
+    """The answer, in a sentence a rate; what voids it comes first."""
     parts = [f"Void: {reason}" for reason in voided]
     if not rates:
         parts.append("Cannot tell: no run was recorded.")
@@ -54,26 +54,69 @@ def sentence(
     elif design is Design.AT_IDLE:
         parts += [_at_idle(one) for one in rates]
     else:
-        parts += [" ".join(_rate(one)) for one in rates]
-    return " ".join(part for part in parts if part)
+        parts += [_rate(one) for one in rates]
+    return " ".join(parts)
 
 
-def _rate(one: RateFindings) -> Iterable[str]:
-    at = f"At {one.rate:g} req/s"
-    told = [_price(price) for price in one.prices] + [_contrast(c) for c in one.contrasts]
+def details(rates: Sequence[RateFindings]) -> tuple[str, ...]:
+    """Every price and contrast with its interval, a sentence each."""
+    return tuple(
+        f"At {one.rate:g} req/s {told}."
+        for one in rates
+        for told in [
+            *(_price(price) for price in one.prices),
+            *(_contrast(contrast) for contrast in one.contrasts),
+        ]
+    )
+
+
+def _rate(one: RateFindings) -> str:
+    told = [_in_short(price) for price in one.prices] + [_dearer(c) for c in one.contrasts]
     if told:
-        yield f"{at}: {'; '.join(told)}."
-    elif one.unsaid:
-        yield f"{at}: {CANNOT_TELL}. {one.unsaid[0]}"
-    else:
-        yield f"{at}: {CANNOT_TELL}; no two modes met."
+        return f"At {one.rate:g} req/s {'; '.join(told)}."
+    why = f" {one.unsaid[0]}" if one.unsaid else ""
+    return f"At {one.rate:g} req/s: {CANNOT_TELL}.{why}"
+
+
+def _in_short(price: Price) -> str:
+    if not price.total.excludes_zero:
+        return f"what a {price.mode} wipe costs cannot be told"
+    half = "" if price.recovery is Recovery.CANNOT_TELL else f", in flight {price.recovery}"
+    return (
+        f"a {price.mode} wipe costs {_told(price.total.estimate)} request-seconds "
+        f"({_told(price.victims.estimate)} by its victims, {_told(price.later.estimate)} by later "
+        f"arrivals){half}"
+    )
+
+
+def _dearer(one: Contrast) -> str:
+    """Which mode is dearer by which of the two declared figures."""
+    if one.void is not None:
+        return f"{one.first} against {one.second} is void: {one.void}"
+    told = {"victims' excess": one.victims, f"∫ΔN over {SHORT_HORIZON:g} s": one.short}
+    sure = {how: each for how, each in told.items() if each.excludes_zero}
+    if not sure:
+        return f"{one.first} and {one.second} cannot be told apart"
+    first = [how for how, each in sure.items() if (each.estimate or 0.0) > 0]
+    second = [how for how in sure if how not in first]
+    parts = [
+        f"{dear} costs more than {cheap} by {_list(hows)}"
+        for dear, cheap, hows in (
+            (one.first, one.second, first),
+            (one.second, one.first, second),
+        )
+        if hows
+    ]
+    untold = [how for how in told if how not in sure]
+    parts += [f"by {_list(untold)} they cannot be told apart"] if untold else []
+    return ", ".join(parts)
 
 
 def _price(price: Price) -> str:
     name = f"a {price.mode} wipe"
     total = price.total
     if total.estimate is None:
-        return f"{name}: {CANNOT_TELL} ({total.reason})"
+        return f"what {name} costs: {CANNOT_TELL} ({total.reason})"
     split = (
         f"{_told(price.victims.estimate)} by its victims, "
         f"{_told(price.later.estimate)} by later arrivals"

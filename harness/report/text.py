@@ -79,7 +79,7 @@ def _volume(summary: RunSummary) -> str:
     return ", ".join(parts)
 
 
-def table(console: Console, title: str) -> Table:
+def table(console: Console, title: str | None) -> Table:
     """An empty table that fits a terminal of 80 columns, ruled where there is one."""
     ruled = console.is_terminal
     return Table(
