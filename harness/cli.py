@@ -166,6 +166,7 @@ def _experiment(
     vllm_arg: options.VllmArg = None,
     start_timeout: options.StartTimeout = 300.0,
     out: options.Out = None,
+    runs: options.MostRuns = None,
 ) -> None:
     """Carry out the runs of an experiment on one replica; called again, go on where it ended."""
     spec = read_experiment(scenario)
@@ -177,6 +178,7 @@ def _experiment(
             where or _replica(model, vllm_arg, start_timeout),
             folder,
             Watcher(display.say, display.show),
+            runs,
         )
     if ending.measured:
         _show_experiment(folder)

@@ -145,12 +145,17 @@ def replayed(plan: Plan, default: Journals) -> Plan | None:
 
 
 def carry_out(
-    spec: ExperimentSpec, where: Target | ReplicaSpec, out: Path, watcher: Watcher
+    spec: ExperimentSpec,
+    where: Target | ReplicaSpec,
+    out: Path,
+    watcher: Watcher,
+    most: int | None = None,
 ) -> Ending:
     """Carry out what is left of ``spec`` in the folder ``out``, one run after the other.
 
     Runs that are complete are not repeated; one that was cut short is set aside and run again. The
-    first run that does not complete ends the experiment, and a later call goes on from there.
+    first run that does not complete ends the experiment, and a later call goes on from there; so
+    does one after ``most`` runs, if given.
 
     Raises:
         UsageError: ``out`` belongs to another experiment, or to this one with other settings.
@@ -162,6 +167,7 @@ def carry_out(
     watcher.say(f"{len(planned)} runs, {len(planned) - len(left)} of them done before")
     for line in _closer_than_the_rule(spec, planned):
         watcher.say(line)
+    left = left[:most]
     if not left:
         return Ending(RunStatus.COMPLETE, measured=True)
 
