@@ -33,7 +33,7 @@ class Allowed(StrEnum):
 
 @dataclass(frozen=True)
 class Member:
-    """One run of a comparison; ``source`` is the argument that it came from."""
+    """One run of a comparison; ``source`` is the experiment that it came from, if any."""
 
     source: str
     name: str
@@ -67,7 +67,7 @@ def read_members(folders: Sequence[Path], allowed: Sequence[Allowed] = ()) -> li
 
 def _members(folder: Path) -> Iterator[Member]:
     if not (folder / EXPERIMENT).exists():
-        yield Member(folder.name, folder.name, read_run(folder))
+        yield Member("", folder.name, read_run(folder))
         return
     for name, path in recorded_runs(folder)[0].items():
         yield Member(folder.name, f"{folder.name}/{name}", read_run(path))

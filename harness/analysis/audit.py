@@ -34,7 +34,7 @@ def check(recorded: Sequence[Recorded], runs: Sequence[Run], queue: Queue) -> tu
         _worst(_gauges(run) for run in measured),
         checks.arrivals(_poisson(measured)),
         _preemptions(measured, rate),
-        checks.idle_starts(law_of(queue), rate, queue.idle_windows, queue.seconds),
+        checks.idle_starts(law_of(queue), rate, queue.idle_windows, queue.idle_seconds),
         checks.shams(runs),
     ]
     if queue.latency is not None:

@@ -1,9 +1,10 @@
 """Hot and cold capacity: the highest rates sustained with a warm cache and an always cold one.
 
 A run is saturated when fewer requests end than are sent, over the second half of what was measured,
-by more than chance. Then what ends a second is the capacity, whatever the service law; a run that
-keeps up only bounds it from below. The law fitted to the highest rate that was kept up with
-extrapolates to a capacity of its own, shown beside it as a prediction.
+by more than chance. The capacity lies between the highest rate that was kept up with and the lowest
+that was not; what a saturated run completes is less than its capacity, since part of its work goes
+into requests that have not ended yet. The law fitted to the highest rate that was kept up with
+extrapolates to a capacity of its own, shown beside them as a prediction.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class Bracket(msgspec.Struct, frozen=True):
     mode: ResetMode
     kept_up: float | None
     """The highest rate that was kept up with; None if none was."""
-    capacity: float | None
-    """What saturated runs completed a second, on average; None without a saturated run."""
+    fell_behind: float | None
+    """The lowest rate that was not kept up with; None if all were."""
     predicted: float | None
     """By the law fitted to the highest rate that was kept up with; extrapolated, not measured."""
     cached_share: float | None
@@ -99,13 +100,13 @@ def _throughput(run: Recorded) -> Throughput:
 
 def _bracket(mode: ResetMode, runs: Sequence[Throughput]) -> Bracket:
     kept = [run for run in runs if not run.saturated and run.sent]
-    full = [run.ended for run in runs if run.saturated]
+    full = [run.sent for run in runs if run.saturated]
     best = max(kept, key=lambda run: run.sent, default=None)
     shares = [run.cached_share for run in runs if run.cached_share is not None]
     return Bracket(
         mode=mode,
         kept_up=best.sent if best else None,
-        capacity=float(np.mean(full)) if full else None,
+        fell_behind=min(full, default=None),
         predicted=best.predicted if best else None,
         cached_share=float(np.mean(shares)) if shares else None,
     )

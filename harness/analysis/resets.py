@@ -173,8 +173,10 @@ class _Audit:
         hits = telling[self._hit[telling]]
         orphans = hits[begun[self._prefix[hits]] >= self._first_token[hits]]
         held = np.isin(self._prefix[orphans], self._prefix[straddling])
-        pressed = [self._preempted(gone, row) for row in orphans[held].tolist()]
-        held[held] = pressed
+        if self._pressure is None or self._pressure.growth(gone, math.inf) <= 0:
+            held[:] = False
+        else:
+            held[held] = [self._preempted(gone, row) for row in orphans[held].tolist()]
         return np.asarray(orphans[~held])
 
     def _preempted(self, gone: float, row: int) -> bool:

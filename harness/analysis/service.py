@@ -60,8 +60,9 @@ class Queue(msgspec.Struct, frozen=True):
     """T/(1 − ρ): seconds in which the queue forgets; ρ unknown is taken as 0."""
     law: ServiceLaw | None
     idle_windows: int
-    """Idle windows seen there, and below it in how many seconds."""
-    seconds: float
+    """Idle windows seen there in the first run of each plan (runs of one plan fall idle together),
+    and below it in how many seconds."""
+    idle_seconds: float
 
 
 def measure(runs: Sequence[Recorded]) -> Queue:
@@ -77,18 +78,20 @@ def measure(runs: Sequence[Recorded]) -> Queue:
     latency = level / rate if level is not None else None
     rho = law.utilisation(rate) if law else None
     relaxation = queueing.relaxation(latency, rho or 0.0) if latency is not None else None
+    plans = {run.summary.plan_digest: run for run in reversed(runs)}
+    alone = [
+        idle.measure(run.in_flight, Period(start, end), rate)
+        for run in plans.values()
+        for start, end in spans[run.name]
+    ]
     return Queue(
         in_flight=level,
         latency=latency,
         utilisation=rho,
         relaxation=relaxation if relaxation != float("inf") else None,
         law=_described(law, rate) if law else None,
-        idle_windows=sum(
-            idle.measure(run.in_flight, Period(start, end), rate).count
-            for run in runs
-            for start, end in spans[run.name]
-        ),
-        seconds=seconds,
+        idle_windows=sum(one.count for one in alone),
+        idle_seconds=sum(end - start for run in plans.values() for start, end in spans[run.name]),
     )
 
 

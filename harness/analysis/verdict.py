@@ -184,11 +184,10 @@ def _agreement(found: AtIdle) -> str:
 
 def _capacity(bracket: Bracket) -> str:
     state = "Warm" if bracket.mode is ResetMode.NONE else f"Kept cold by {bracket.mode} resets"
-    kept = f"kept up with {bracket.kept_up:.1f} req/s" if bracket.kept_up else "never kept up"
-    if bracket.capacity is not None:
-        return f"{state}: {kept}, saturated at {bracket.capacity:.1f} req/s."
-    more = f"; the fit predicts {bracket.predicted:.1f}" if bracket.predicted else ""
-    return f"{state}: {kept}; its capacity lies above{more}."
+    kept = f"keeps up with {bracket.kept_up:.1f} req/s" if bracket.kept_up else "never keeps up"
+    behind = f", not with {bracket.fell_behind:.1f}" if bracket.fell_behind else ""
+    more = f" (the fit predicts a capacity of {bracket.predicted:.1f})" if bracket.predicted else ""
+    return f"{state}: {kept}{behind}{more}."
 
 
 def _interval(told: Comparison) -> str:

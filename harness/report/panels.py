@@ -331,4 +331,4 @@ def _draw_traces(axis: Axes, traces: Sequence[Trace], top: float) -> None:
         dashes = MODE_DASHES.get(trace.mode, SOLID)
         axis.plot(starts, values, color=colour(trace.mode), ls=dashes, lw=1.4)
     axis.axvline(0, color=INK, lw=0.8)
-    axis.set_ylim(0, 1.05 * top)
+    axis.set_ylim(0, max(1.0, 1.05 * top))
