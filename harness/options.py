@@ -94,6 +94,11 @@ FolderArgument = Annotated[
     typer.Argument(metavar="DIR", help="Folder of a run or of an experiment.", show_default=False),
 ]
 
+MostRuns = Annotated[
+    int | None,
+    typer.Option("--runs", min=1, help="Carry out at most so many runs now; default all."),
+]
+
 _GATE = "Files"
 CandidateArgument = Annotated[
     Path,
