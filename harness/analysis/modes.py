@@ -13,16 +13,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from harness.analysis import idle, preemptions
+from harness.analysis import cached, idle, preemptions
+from harness.analysis.cached import CACHED_EDGES, PrefixGroup
 from harness.analysis.cohorts import Cohorts, Window, windows
 from harness.analysis.counters import Counter
 from harness.analysis.period import Period
 from harness.analysis.recorded import Recorded
 from harness.records import AttemptOutcome, ResetMode, ResetRecord
-
-CACHED_EDGES = (0.0, 5.0, 20.0)
-"""Seconds after a wipe at which the stretches begin over which the cached share is told; the last
-one lasts to the next reset."""
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -82,17 +79,6 @@ class ResetFigures(msgspec.Struct, frozen=True):
     cached: tuple[float | None, ...]
     """Cached share of prompt tokens over the stretches that ``CACHED_EDGES`` begin, by the
     planned instants of the requests."""
-
-
-class PrefixGroup(msgspec.Struct, frozen=True):
-    """Cached share of the requests of neighbouring prefixes after a mode's wipes."""
-
-    first: int
-    """Prefixes ``first`` to ``last``, from 0, the most frequent."""
-    last: int
-    requests: int
-    cached: tuple[float | None, ...]
-    """Over the stretches that ``CACHED_EDGES`` begin; None without requests."""
 
 
 class ModeFigures(msgspec.Struct, frozen=True):
@@ -177,7 +163,7 @@ def of_run(run: Recorded) -> Iterator[ResetFigures]:
             pressure=_pressure(counter, window, record) if window and counter else None,
             idle_windows=quiet[0],
             idle_seconds=quiet[1],
-            cached=_cached(cohorts, window) if window else (None,) * len(CACHED_EDGES),
+            cached=cached.after(cohorts, window) if window else (None,) * len(CACHED_EDGES),
         )
 
 
@@ -217,18 +203,6 @@ def _idle(run: Recorded, start: float, end: float) -> tuple[int, float]:
     return seen.count, (seen.share or 0.0) * (end - start)
 
 
-def _cached(cohorts: Cohorts, window: Window) -> tuple[float | None, ...]:
-    starts = [window.at + edge for edge in CACHED_EDGES]
-    ends = [*starts[1:], window.end]
-    rows = cohorts.untouched(window, window.at, cohorts.first_token)
-    stop = int(rows.stop)
-    shares = []
-    for start, end in zip(starts, ends, strict=True):
-        part = cohorts.rows(start, min(end, window.end))
-        shares.append(cohorts.cached_share(slice(part.start, min(part.stop, stop))))
-    return tuple(shares)
-
-
 def _pooled(
     rate: float, mode: ResetMode, runs: Sequence[Recorded], rows: Sequence[ResetFigures]
 ) -> ModeFigures:
@@ -266,7 +240,7 @@ def _pooled(
         idle_per_minute=sum(count for count, _ in idles) / minutes if minutes else None,
         idle_expected_per_minute=rate * sum(s for _, s in idles) / minutes if minutes else None,
         pressure_per_minute=sum(p or 0 for p in pressure) / minutes if told else None,
-        cached_by_prefix=_cached_by_prefix(mode, runs),
+        cached_by_prefix=cached.by_prefix(mode, runs),
     )
 
 
@@ -278,43 +252,3 @@ def _control_pressure(run: Recorded) -> int | None:
     counter = Counter.read(run.journals.server, preemptions.COUNTER)
     period = run.summary.period
     return None if counter is None else round(counter.growth(period.start, period.end))
-
-
-def _cached_by_prefix(mode: ResetMode, runs: Sequence[Recorded]) -> tuple[PrefixGroup, ...]:
-    """Cached share by prefix and time since the wipe, over all wipes of ``mode``."""
-    prefixes = max(run.journals.manifest.plan.scenario.prompts.prefixes for run in runs)
-    groups = int(np.log2(prefixes)) + 1
-    shape = (groups, len(CACHED_EDGES))
-    requests, cached, prompt = np.zeros(shape, np.int64), np.zeros(shape), np.zeros(shape)
-    for run in runs:
-        frame = run.journals.requests.frame.dropna(subset=["cached_tokens", "prompt_tokens"])
-        frame = frame.sort_values("scheduled", kind="stable")
-        scheduled, first, told, asked = (
-            frame[name].to_numpy(np.float64)
-            for name in ("scheduled", "first_token", "cached_tokens", "prompt_tokens")
-        )
-        group = np.log2(frame["prefix"].to_numpy(np.int64) + 1).astype(np.int64)
-        for window in windows(run.resets, run.summary.period):
-            if window.mode is not mode:
-                continue
-            # A request that had no token by the next reset may owe its miss to it.
-            low, high = np.searchsorted(scheduled, [window.at, window.end], side="left")
-            rows = np.flatnonzero(first[low:high] < window.end) + low
-            stretch = np.searchsorted(CACHED_EDGES, scheduled[rows] - window.at, "right") - 1
-            np.add.at(requests, (group[rows], stretch), 1)
-            np.add.at(cached, (group[rows], stretch), told[rows])
-            np.add.at(prompt, (group[rows], stretch), asked[rows])
-    if not requests.any():
-        return ()
-    return tuple(
-        PrefixGroup(
-            first=2**group - 1,
-            last=min(2 ** (group + 1) - 2, prefixes - 1),
-            requests=int(requests[group].sum()),
-            cached=tuple(
-                float(c / p) if p else None
-                for c, p in zip(cached[group], prompt[group], strict=True)
-            ),
-        )
-        for group in range(groups)
-    )

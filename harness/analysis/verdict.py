@@ -6,7 +6,7 @@ and what an interval does not exclude is said to be untold.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from harness.analysis.at_idle import AtIdle
@@ -17,7 +17,7 @@ from harness.design import Design
 from harness.records import ResetMode
 
 if TYPE_CHECKING:
-    from harness.analysis.findings import RateFindings
+    from harness.analysis.rate import RateFindings
 
 CANNOT_TELL = "cannot tell"
 
@@ -53,21 +53,59 @@ def sentence(
         parts += [_capacity(bracket) for bracket in capacity.brackets]
     elif design is Design.AT_IDLE:
         parts += [_at_idle(one) for one in rates]
+    elif len(rates) > 1:
+        parts += [*_over_rates(rates)]
     else:
-        parts += [_rate(one) for one in rates]
+        parts.append(_rate(rates[0]))
     return " ".join(parts)
 
 
-def details(rates: Sequence[RateFindings]) -> tuple[str, ...]:
-    """Every price and contrast with its interval, a sentence each."""
-    return tuple(
-        f"At {one.rate:g} req/s {told}."
-        for one in rates
-        for told in [
-            *(_price(price) for price in one.prices),
-            *(_contrast(contrast) for contrast in one.contrasts),
-        ]
-    )
+def details(prices: Sequence[Price], contrasts: Sequence[Contrast]) -> tuple[str, ...]:
+    """Every price and contrast of one rate with its interval, a sentence each."""
+    told = [*(_price(price) for price in prices), *(_contrast(one) for one in contrasts)]
+    return tuple(f"{one[0].upper()}{one[1:]}." for one in told)
+
+
+def _over_rates(rates: Sequence[RateFindings]) -> Iterable[str]:
+    """A sentence a mode and a contrast, with a value a rate."""
+    for mode in ResetMode:
+        priced = [(one.rate, price) for one in rates for price in one.prices if price.mode is mode]
+        sure = [(rate, price) for rate, price in priced if price.total.excludes_zero]
+        if sure:
+            yield (
+                f"A {mode} wipe costs {_list([_told(p.total.estimate) for _, p in sure])} "
+                f"request-seconds at {_list([f'{rate:g}' for rate, _ in sure])} req/s (victims "
+                f"{_list([_told(p.victims.estimate) for _, p in sure])}, later arrivals "
+                f"{_list([_told(p.later.estimate) for _, p in sure])})"
+                f"{_recoveries(sure)}."
+            )
+        unsure = [f"{rate:g}" for rate, price in priced if not price.total.excludes_zero]
+        if unsure:
+            yield f"What it costs by {mode} at {_list(unsure)} req/s cannot be told."
+    dearer: dict[str, list[str]] = {}
+    for one in rates:
+        for contrast in one.contrasts:
+            dearer.setdefault(_dearer(contrast), []).append(f"{one.rate:g}")
+    for told, where in dearer.items():
+        yield f"At {_list(where)} req/s {told}."
+    silent = [f"{one.rate:g}" for one in rates if not (one.prices or one.contrasts)]
+    if silent:
+        yield f"At {_list(silent)} req/s: {CANNOT_TELL}."
+
+
+def _recoveries(priced: Sequence[tuple[float, Price]]) -> str:
+    """Where in flight came back and where it did not."""
+    where: dict[Recovery, list[str]] = {}
+    for rate, price in priced:
+        where.setdefault(price.recovery, []).append(f"{rate:g}")
+    if set(where) == {Recovery.RECOVERED}:
+        return "; in flight recovered"
+    told = [
+        f"{'cannot tell whether it came back' if recovery is Recovery.CANNOT_TELL else recovery}"
+        f" at {_list(rates)}"
+        for recovery, rates in where.items()
+    ]
+    return f"; in flight: {', '.join(told)}"
 
 
 def _rate(one: RateFindings) -> str:

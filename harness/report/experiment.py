@@ -6,7 +6,7 @@ from rich.console import Console
 
 from harness.analysis.doubt import Severity
 from harness.analysis.findings import Findings
-from harness.report import tables
+from harness.report import notes, tables
 from harness.report.tables import Grid
 from harness.report.text import print_line, table
 
@@ -15,17 +15,17 @@ def print_findings(console: Console, findings: Findings) -> None:
     """Print the question, the verdict, and per rate what carries it; then checks and doubts."""
     print_line(console, findings.question, style="bold")
     print_line(console, findings.verdict)
-    for detail in findings.details:
-        print_line(console, f"- {detail}")
     if findings.capacity is not None:
         _print_grid(console, tables.throughput(findings.capacity))
     for rate in findings.rates:
         console.print()
         print_line(console, tables.headline(rate), style="bold")
+        for detail in rate.details:
+            print_line(console, f"- {detail}")
         for grid in tables.all_grids(rate, brief=findings.capacity is not None):
             _print_grid(console, grid)
         console.print()
-        for note in tables.notes(rate):
+        for note in notes.notes(rate):
             print_line(console, note)
     _print_doubts(console, findings)
 

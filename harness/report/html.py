@@ -10,7 +10,7 @@ import jinja2
 import harness
 from harness.analysis.doubt import Severity
 from harness.analysis.findings import Findings
-from harness.report import panels, tables
+from harness.report import notes, overview, panels, tables
 
 REPORT = "report.html"
 
@@ -26,7 +26,7 @@ def page(findings: Findings, commands: Sequence[str]) -> str:
     )
     template = environment.from_string(assets.joinpath("report.html").read_text("utf-8"))
     brief = findings.capacity is not None
-    sweep = panels.load_sweep(findings.rates)
+    sweep = overview.load_sweep(findings.rates)
     return template.render(
         findings=findings,
         style=assets.joinpath("report.css").read_text("utf-8"),
@@ -34,20 +34,21 @@ def page(findings: Findings, commands: Sequence[str]) -> str:
         commands=commands,
         overall=[
             *([] if sweep is None else [sweep]),
-            *([] if findings.capacity is None else [panels.throughput(findings.capacity)]),
+            *([] if findings.capacity is None else [overview.throughput(findings.capacity)]),
         ],
         capacity=None if findings.capacity is None else tables.throughput(findings.capacity),
         rates=[
             {
                 "name": f"{rate.rate:g} req/s",
                 "headline": tables.headline(rate),
+                "details": rate.details,
                 "panels": list(panels.carrying(rate)),
                 "more": list(panels.more_curves(rate)),
                 "small": panels.small_multiples(rate),
                 "resets": len({(trace.block, trace.id) for trace in rate.traces}),
                 "grids": tables.all_grids(rate, brief=brief),
                 "checks": rate.checks,
-                "notes": list(tables.notes(rate)),
+                "notes": list(notes.notes(rate)),
             }
             for rate in findings.rates
         ],

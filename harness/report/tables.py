@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from harness.analysis.cached import CACHED_EDGES
 from harness.analysis.capacity import Capacity
 from harness.analysis.checks import Check
 from harness.analysis.contrast import SHORT_HORIZON
-from harness.analysis.findings import RateFindings
-from harness.analysis.modes import CACHED_EDGES, ModeFigures, Spread
+from harness.analysis.modes import ModeFigures, Spread
+from harness.analysis.rate import RateFindings
 from harness.analysis.stats import Comparison
 from harness.records import AttemptOutcome, ResetMode
 from harness.report.text import UNKNOWN, duration, figures
@@ -234,67 +235,6 @@ def throughput(capacity: Capacity) -> Grid:
             UNKNOWN if run.predicted is None else f"{run.predicted:.1f}",
         )
     return found
-
-
-def notes(rate: RateFindings) -> Iterator[str]:
-    """What tables do not hold, a sentence or two each."""
-    law = rate.queue.law
-    if law is not None:
-        others = "; ".join(
-            f"{one.rate:g} req/s: ρ {one.utilisation:.2f}, {one.idle_per_minute:.2g} idle/min"
-            for one in law.predictions
-        )
-        yield (
-            f"Processor-sharing fit: a = {law.a:.3f} s, b = {law.b:.3f} s "
-            f"({law.b_low:.3f} to {law.b_high:.3f}), capacity {law.capacity:.1f} req/s. "
-            f"Prediction, not measured: {others}."
-        )
-    if rate.wipe_load is not None:
-        yield wipe_load(rate)
-    if rate.at_idle is not None:
-        idle = rate.at_idle
-        yield (
-            f"At idle instants, over {idle.horizon:g} s: default {signed(idle.default)}, keep "
-            f"{signed(idle.keep)} request-seconds a reset; they met "
-            f"{signed(idle.default_in_flight)} and {signed(idle.keep_in_flight)} in flight."
-        )
-    exits = [f"{one.mode} {_exit(one.seconds)}" for one in rate.last_exits]
-    if exits:
-        yield (
-            "In flight last further than 20 % from its undisturbed level (secondary; a sham's is "
-            f"noise): {', '.join(exits)}."
-        )
-    for need in rate.needs:
-        if need.further:
-            yield (
-                f"{need.first} − {need.second} ({need.figure}) to ± {figures(need.wanted)} "
-                f"request-seconds: about {need.further:,} more {need.unit}."
-            )
-    for check in rate.checks:
-        if check.passed is False:
-            yield f"Check failed, {check.name}: {check.note}"
-    yield from rate.unsaid
-
-
-def _exit(seconds: float | None) -> str:
-    return "not back" if seconds is None else f"{seconds:.0f} s"
-
-
-def wipe_load(rate: RateFindings) -> str:
-    """What the wipes add to the load, in a sentence; empty where spacing is as the rule asks."""
-    found = rate.wipe_load
-    if found is None:
-        return ""
-    text = (
-        f"Resets are {found.spacing:g} s apart, the rule asks for {found.rule:.0f} s: wipes meet "
-        "what earlier ones left"
-    )
-    if found.added is None or found.share is None:
-        return f"{text}; without a control the load they add cannot be told."
-    return (
-        f"{text}, and add {signed(found.added)} requests in flight on average "
-        f"({found.share:+.0%} of the undisturbed load)."
-    )
 
 
 def all_grids(rate: RateFindings, *, brief: bool) -> Iterable[Grid]:
