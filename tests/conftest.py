@@ -7,25 +7,33 @@ fight for the cores.
 
 from __future__ import annotations
 
-import pytest
+from pathlib import PurePosixPath
 
-LONGEST = ("test_other_release", "replica", "test_truth", "test_run")
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+LONGEST = ("test_other_release", "replica", "test_run", "test_truth")
 """Groups that take minutes; what is begun last must be short."""
 
 
-def group(item: pytest.Item) -> str:
-    folder = item.path.parent.name
-    return folder if folder == "replica" else item.path.stem
+def group(nodeid: str) -> str:
+    file = PurePosixPath(nodeid.partition("::")[0])
+    return file.parent.name if file.parent.name == "replica" else file.stem
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    item.add_marker(pytest.mark.xdist_group(group(item)))
+class ByGroup(LoadScopeScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return group(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByGroup:
+    return ByGroup(config, log)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
-        name = group(item)
+        name = group(item.nodeid)
         return LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
     items.sort(key=place)
