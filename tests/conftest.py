@@ -12,13 +12,14 @@ from pathlib import PurePosixPath
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-LONGEST = ("test_other_release", "replica", "test_run", "test_truth")
+LONGEST = ("plugin/test_other_release", "replica", "run/test_run", "explain/test_truth")
 """Groups that take minutes; what is begun last must be short."""
 
 
 def group(nodeid: str) -> str:
     file = PurePosixPath(nodeid.partition("::")[0])
-    return file.parent.name if file.parent.name == "replica" else file.stem
+    folder = file.parent.name
+    return folder if folder == "replica" else f"{folder}/{file.stem}"
 
 
 class ByGroup(LoadScopeScheduling):
