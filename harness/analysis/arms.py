@@ -45,8 +45,8 @@ def compare(runs: Sequence[Run], first: ResetMode, second: ResetMode, spacing: f
     return Contrast(
         first,
         second,
-        victims=_told(runs, first, second, crossover.victims),
-        short=_told(runs, first, second, crossover.integral(contrast.SHORT_HORIZON)),
+        victims=told(runs, first, second, crossover.victims),
+        short=told(runs, first, second, crossover.integral(contrast.SHORT_HORIZON)),
         failed=failed,
         void=contrast.void(first, second, failed),
     )
@@ -63,9 +63,9 @@ def price(runs: Sequence[Run], mode: ResetMode, horizon: float, relaxation: floa
     """
     none = ResetMode.NONE
     third = horizon / 3
-    total = _told(runs, mode, none, crossover.integral(horizon))
-    late = _told(runs, mode, none, mean_between(2 * third, horizon))
-    rise = _told(runs, mode, none, _rise(third))
+    total = told(runs, mode, none, crossover.integral(horizon))
+    late = told(runs, mode, none, mean_between(2 * third, horizon))
+    rise = told(runs, mode, none, _rise(third))
     strata = pairs(runs, mode)
     grid = np.linspace(0.0, horizon, contrast.GRID + 1)
     curves = [crossover.accrued(grid)(pair).mean(axis=0) for pair in strata]
@@ -77,8 +77,8 @@ def price(runs: Sequence[Run], mode: ResetMode, horizon: float, relaxation: floa
         none,
         horizon,
         total=total,
-        victims=_told(runs, mode, none, crossover.own_victims(horizon)),
-        later=_told(runs, mode, none, crossover.later(horizon)),
+        victims=told(runs, mode, none, crossover.own_victims(horizon)),
+        later=told(runs, mode, none, crossover.later(horizon)),
         half_life=stats.half_life(grid, pooled, total),
         late=late,
         rise=rise,
@@ -103,7 +103,11 @@ def _rise(third: float) -> Figure:
     return lambda pair: np.asarray(late(pair) - middle(pair))
 
 
-def _told(runs: Sequence[Run], first: ResetMode, second: ResetMode, figure: Figure) -> Comparison:
+def told(runs: Sequence[Run], first: ResetMode, second: ResetMode, figure: Figure) -> Comparison:
+    """Two modes by one figure, with runs as units; blocks without a reset in common are left out.
+
+    ``second`` may be NONE, the control itself.
+    """
     trials = crossover.arms(runs, first, second, figure)
     whole = ~np.isnan(trials.outcome)
     if not whole.all():  # a block whose runs have no reset in common

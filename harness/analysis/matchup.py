@@ -10,11 +10,12 @@ from itertools import combinations, pairwise
 import msgspec
 import numpy as np
 
-from harness.analysis import aligned, arms, contrast, paired, pairs
+from harness.analysis import aligned, arms, contrast, crossover, paired, pairs, stats, ttft
 from harness.analysis.aligned import AlignedCurve, Sampler, Trace
 from harness.analysis.contrast import Contrast, Price
 from harness.analysis.pairs import Pair, Run
 from harness.analysis.recorded import Recorded
+from harness.analysis.ttft import TtftExcess
 from harness.design import Design
 from harness.records import ResetMode
 
@@ -126,6 +127,21 @@ class Matchup:
                 found.append(contrast.price(self.runs, mode, self.horizon, relaxation))
             else:
                 found.append(arms.price(self.runs, mode, self.horizon, relaxation))
+        return tuple(found)
+
+    def ttft(self) -> tuple[TtftExcess, ...]:
+        """TTFT excess of each mode against the control."""
+        if self.horizon is None or self.control is None:
+            return ()
+        figure = ttft.figure(self.recorded, self.horizon)
+        found = []
+        for mode in self.wiping:
+            if self.design is Design.CROSSOVER:
+                strata = pairs.pairs(self.runs, mode, self.control)
+                told = stats.compare(crossover.trials(strata, figure))
+            else:
+                told = arms.told(self.runs, mode, self.control, figure)
+            found.append(TtftExcess(mode, self.control, self.horizon, told))
         return tuple(found)
 
     def curves(self) -> tuple[tuple[AlignedCurve, ...], tuple[Trace, ...]]:

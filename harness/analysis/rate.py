@@ -28,6 +28,7 @@ from harness.analysis.paired import Paired
 from harness.analysis.precision import Need
 from harness.analysis.recorded import Recorded
 from harness.analysis.service import Queue
+from harness.analysis.ttft import TtftExcess
 from harness.design import Design
 from harness.journals import RunStatus
 from harness.records import ResetMode
@@ -93,6 +94,8 @@ class RateFindings(msgspec.Struct, frozen=True):
     resets: tuple[ResetFigures, ...]
     contrasts: tuple[Contrast, ...]
     prices: tuple[Price, ...]
+    ttft: tuple[TtftExcess, ...]
+    """Beside the prices, in their order; never ranks modes alone."""
     details: tuple[str, ...]
     """Every price and contrast with its interval, a sentence each."""
     needs: tuple[Need, ...]
@@ -127,6 +130,7 @@ def measure(design: Design, recorded: Sequence[Recorded]) -> RateFindings:
         resets=tuple(row for run in recorded for row in modes.of_run(run)) if single else (),
         contrasts=contrasts,
         prices=prices,
+        ttft=matchup.ttft(),
         details=verdict.details(prices, contrasts),
         needs=precision.needs(contrasts, prices, queue),
         curves=curves,

@@ -22,6 +22,11 @@ def notes(rate: RateFindings) -> Iterator[str]:
             f"({law.b_low:.3f} to {law.b_high:.3f}), capacity {law.capacity:.1f} req/s. "
             f"Prediction, not measured: {others}."
         )
+    if rate.ttft:
+        yield (
+            "TTFT excess is a sum over the requests planned after the wipe. It ranks no modes: "
+            "preempt's victims have their first token already, pay in stalls, and warm the cache."
+        )
     if rate.wipe_load is not None:
         yield wipe_load(rate)
     if rate.at_idle is not None:

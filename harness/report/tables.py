@@ -72,9 +72,18 @@ def prices(rate: RateFindings) -> Grid:
     against = "runs without resets" if rate.control is ResetMode.NONE else str(rate.control)
     found = Grid(
         f"Price of a wipe against {against}: ∫ΔN over {horizon:g} s, request-seconds",
-        ["", "units", "total (95 % interval)", "= victims", "+ later", "half-life", "in flight"],
+        [
+            "",
+            "units",
+            "total (95 % interval)",
+            "= victims",
+            "+ later",
+            "half-life",
+            "in flight",
+            "TTFT excess, s",
+        ],
     )
-    for price in rate.prices:
+    for price, ttft in zip(rate.prices, rate.ttft, strict=True):
         found.add(
             price.mode.value,
             str(price.total.units),
@@ -83,6 +92,7 @@ def prices(rate: RateFindings) -> Grid:
             signed(price.later.estimate),
             duration(price.half_life),
             price.recovery.value,
+            interval(ttft.total),
         )
     return found
 

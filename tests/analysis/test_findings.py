@@ -171,6 +171,17 @@ def test_a_crossover_prices_each_mode_by_its_victims_and_later_arrivals(
     assert "faster" not in crossover.verdict
 
 
+def test_ttft_excess_stands_beside_the_price(crossover: Findings) -> None:
+    (rate,) = crossover.rates
+    assert [one.mode for one in rate.ttft] == [price.mode for price in rate.prices]
+    told = {one.mode: one.total for one in rate.ttft}
+    assert all(one.excludes_zero and one.estimate > 0 for one in told.values())
+    # It ranks the modes backwards: preempt costs more, and its victims pay nothing here.
+    assert told[PREEMPT].estimate < told[KEEP].estimate
+    prices = {price.mode: price.total.estimate for price in rate.prices}
+    assert prices[PREEMPT] > prices[KEEP]
+
+
 def test_curves_have_their_sham_subtracted(crossover: Findings) -> None:
     (rate,) = crossover.rates
     curves = {(curve.quantity, curve.mode): curve for curve in rate.curves if curve.control is SHAM}
