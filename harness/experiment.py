@@ -163,7 +163,11 @@ def carry_out(
     """
     planned = plan_runs(spec)
     _claim(spec, planned, out)
-    left = [run for run in planned if not _is_complete(out / run.name)]
+    left = [
+        run
+        for run in planned
+        if not _is_complete(out / run.name) and not _nothing_to_replay(run, out)
+    ]
     watcher.say(f"{len(planned)} runs, {len(planned) - len(left)} of them done before")
     for line in _closer_than_the_rule(spec, planned):
         watcher.say(line)
@@ -177,6 +181,13 @@ def carry_out(
             return await _run_all(left, out, server, watcher)
 
     return on_uvloop(all_runs)
+
+
+def _nothing_to_replay(planned: PlannedRun, out: Path) -> bool:
+    """Whether the default run that ``planned`` is to replay is over and never cleared."""
+    if planned.replays is None or not _is_complete(out / planned.replays):
+        return False
+    return replayed(planned.plan, read_run(out / planned.replays)) is None
 
 
 def _closer_than_the_rule(spec: ExperimentSpec, planned: tuple[PlannedRun, ...]) -> Iterator[str]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from harness.design import Design
-from harness.errors import UsageError
-from harness.experiment import plan_runs, read_experiment, replayed
+from harness.errors import TargetError, UsageError
+from harness.experiment import carry_out, plan_runs, read_experiment, replayed
+from harness.journals import RunStatus
 from harness.records import AttemptOutcome, ResetMode
-from tests.analysis.experiments import spec
+from harness.run import Watcher
+from harness.target import Endpoint, target
+from tests.analysis.experiments import spec, write_run
 from tests.analysis.simulation import simulate
 
 NONE, DEFAULT, KEEP = ResetMode.NONE, ResetMode.DEFAULT, ResetMode.KEEP
@@ -40,6 +44,18 @@ def test_a_default_that_never_cleared_leaves_nothing_to_replay():
     default = simulate(run[0].plan.scenario)
     assert all(reset.outcome is AttemptOutcome.REFUSED for reset in default.resets)
     assert replayed(run[0].plan, default) is None
+
+
+def test_going_on_starts_no_server_for_a_keep_arm_with_nothing_to_replay(tmp_path: Path) -> None:
+    never = spec(Design.AT_IDLE, (DEFAULT, KEEP), rates=(8.0,), duration=90.0)
+    nowhere = target(Endpoint("http://127.0.0.1:9"))
+    watcher = Watcher(lambda _: None, lambda _: None)
+    assert isinstance(carry_out(never, nowhere, tmp_path, watcher).error, TargetError)
+    shutil.rmtree(tmp_path / "8-1-default")
+    for run in plan_runs(never):
+        if run.replays is None:
+            write_run(simulate(run.plan.scenario), tmp_path / run.name)
+    assert carry_out(never, nowhere, tmp_path, watcher).status is RunStatus.COMPLETE
 
 
 def test_the_design_takes_no_other_modes(tmp_path: Path):

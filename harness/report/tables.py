@@ -9,7 +9,7 @@ from itertools import pairwise
 from harness.analysis.cached import CACHED_EDGES
 from harness.analysis.capacity import Capacity
 from harness.analysis.checks import Check
-from harness.analysis.contrast import SHORT_HORIZON
+from harness.analysis.contrast import SHORT_HORIZON, Recovery
 from harness.analysis.modes import ModeFigures, Spread
 from harness.analysis.rate import RateFindings
 from harness.analysis.stats import Comparison
@@ -18,6 +18,10 @@ from harness.report.text import UNKNOWN, duration, figures
 
 CONTROLS = (ResetMode.NONE, ResetMode.SHAM)
 _HAPPY = (AttemptOutcome.CLEARED, AttemptOutcome.MARKED)
+
+
+_RECOVERY = {Recovery.NOT_RECOVERED: "not within H"}
+"""What is too long for a column."""
 
 
 @dataclass
@@ -91,7 +95,7 @@ def prices(rate: RateFindings) -> Grid:
             signed(price.victims.estimate),
             signed(price.later.estimate),
             duration(price.half_life),
-            price.recovery.value,
+            _RECOVERY.get(price.recovery, price.recovery.value),
             interval(ttft.total),
         )
     return found
