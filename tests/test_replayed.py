@@ -48,7 +48,7 @@ def test_a_default_that_never_cleared_leaves_nothing_to_replay():
 
 def test_going_on_starts_no_server_for_a_keep_arm_with_nothing_to_replay(tmp_path: Path) -> None:
     never = spec(Design.AT_IDLE, (DEFAULT, KEEP), rates=(8.0,), duration=90.0)
-    nowhere = target(Endpoint("http://127.0.0.1:9"))
+    nowhere = target(Endpoint("http://127.0.0.1:9"), [], [], None)
     watcher = Watcher(lambda _: None, lambda _: None)
     assert isinstance(carry_out(never, nowhere, tmp_path, watcher).error, TargetError)
     shutil.rmtree(tmp_path / "8-1-default")
