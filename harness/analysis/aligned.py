@@ -83,7 +83,7 @@ def bins(rate: float, horizon: float) -> Floats:
     """Edges of the bins, seconds since the wipe: ``BIN_REQUESTS`` a bin, at most ``MOST_BINS``."""
     least = max(BIN_REQUESTS / rate, horizon / MOST_BINS)
     width = next((width for width in WIDTHS if width >= least), WIDTHS[-1])
-    steps = np.arange(-int(BEFORE // width), int(horizon // width) + 1)
+    steps = np.arange(-int(BEFORE // width), max(1, int(horizon // width)) + 1)
     return np.asarray(steps * width, np.float64)
 
 

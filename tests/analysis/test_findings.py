@@ -63,6 +63,13 @@ BAD = {
         lambda: simulated(spec(warmup=20.0, duration=100.0, every=20.0)),
         "at least 8 are needed",
     ),
+    "few requests between close resets": (
+        lambda: {
+            "a": simulate(scenario(KEEP, rate=0.3, warmup=20.0, duration=40.0, every=8.0)),
+            "b": simulate(scenario(NONE, rate=0.3, warmup=20.0, duration=40.0)),
+        },
+        "at least 8 are needed",
+    ),
     "no control": (
         lambda: simulated(spec(modes=(PREEMPT, KEEP), **SHORT)),
         "no control",
