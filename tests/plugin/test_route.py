@@ -178,9 +178,8 @@ class Dying(Foreign):
 
         return EngineDeadError()
 
-    @property
-    def is_running(self):
-        return False
+    is_running = False
+    should_keep_api_server_alive = False  # asked by 0.33's launcher
 
 
 def test_an_engine_that_dies_in_the_reset_is_a_500_and_not_a_hang(plugin):
