@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from environment import ROOT, enter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
 
-ROOT = Path(__file__).resolve().parents[1]
-PYTHON = ROOT / ".venv" / "bin" / "python"
 MODEL = ROOT / "harness" / "replica" / "model"
 BLOCK_TOKENS = 16
 FLAGS = {
@@ -28,8 +25,7 @@ FLAGS = {
 
 def use_vllm_with_plugin() -> str:
     """Go on in the project's environment, quietly, with the plugin in it; name both versions."""
-    if Path(sys.prefix) != PYTHON.parents[1] and PYTHON.exists():
-        os.execv(PYTHON, [str(PYTHON), *sys.argv])
+    enter()
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     import vllm_keep_reset
