@@ -37,7 +37,7 @@ from harness.store import read_run
 from harness.target import Endpoint, Target, headers_from, read_target, target
 
 if TYPE_CHECKING:
-    from harness.analysis.findings import Findings
+    from harness.analysis.experiment.findings import Findings
 
 RUNS = Path("results/runs")
 EXPERIMENTS = Path("results/experiments")
@@ -193,8 +193,8 @@ def _compare(
     out: options.CompareOut = None,
 ) -> None:
     """Compare runs or experiments of equal plans; their reset modes may differ."""
-    from harness.analysis.findings import design_of, find
-    from harness.analysis.recorded import Recorded
+    from harness.analysis.experiment.findings import design_of, find
+    from harness.analysis.experiment.recorded import Recorded
     from harness.comparison import Allowed, read_members
 
     given = {Allowed.VERSION: allow_version, Allowed.CONFIG: allow_config}
@@ -310,7 +310,7 @@ def _gate(
 
     On GitHub Actions the decision is also shown as annotations and on the run's summary page.
     """
-    from harness.analysis.gate import Verdict, gate
+    from harness.analysis.gate.judgement import Verdict, gate
     from harness.gate import read_baseline, read_candidate, read_policy, write
     from harness.report.gate import markdown, print_decision
     from harness.report.gate_files import as_json, as_junit, workflow_commands
@@ -336,7 +336,7 @@ def _gate(
 @app.command("baseline")
 def _baseline(candidate: options.CandidateArgument, out: options.BaselineOut = BASELINE) -> None:
     """Write the small file that later runs are gated against, from a run or experiment."""
-    from harness.analysis.baseline import make
+    from harness.analysis.gate.baseline import make
     from harness.gate import read_candidate, write_baseline
 
     write_baseline(make(read_candidate(candidate)), out)
@@ -382,8 +382,8 @@ def _show(folder: Path) -> None:
 
 
 def _show_experiment(folder: Path) -> None:
-    from harness.analysis.findings import find
-    from harness.analysis.recorded import Recorded
+    from harness.analysis.experiment.findings import find
+    from harness.analysis.experiment.recorded import Recorded
 
     spec = read_experiment_manifest(folder).spec
     begun, missing = recorded_runs(folder)

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 
 import harness
-from harness.analysis import baseline as baselines
-from harness.analysis.baseline import SCHEMA_VERSION, Baseline
-from harness.analysis.policy import Policy
-from harness.analysis.policy_text import policy
-from harness.analysis.readings import Candidate
-from harness.analysis.recorded import Recorded
+from harness.analysis.experiment.recorded import Recorded
+from harness.analysis.gate import baseline as baselines
+from harness.analysis.gate.baseline import SCHEMA_VERSION, Baseline
+from harness.analysis.gate.policy import Policy
+from harness.analysis.gate.policy_text import policy
+from harness.analysis.gate.readings import Candidate
 from harness.errors import JournalError, UsageError
 from harness.experiment import EXPERIMENT, read_experiment_manifest
 from harness.store import MANIFEST, read_run
@@ -55,7 +55,7 @@ def read_policy(file: Path | None) -> Policy:
         UsageError: it cannot be read, or is no policy; the message says where it is wrong.
     """
     if file is None:
-        text = (files("harness.analysis") / DEFAULT_POLICY).read_text(encoding="utf-8")
+        text = (files("harness.analysis.gate") / DEFAULT_POLICY).read_text(encoding="utf-8")
         return policy(tomllib.loads(text), DEFAULT_POLICY)
     try:
         return policy(tomllib.loads(file.read_text(encoding="utf-8")), str(file))

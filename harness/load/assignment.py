@@ -2,7 +2,7 @@
 
 A block has one run a mode, and all its runs replay one plan. At every planned reset each mode is
 used in exactly one of them: two modes make mirrored runs, three a Latin square. The draw is what
-``analysis.stats`` re-randomises, so nothing else may decide a mode.
+``analysis.experiment.stats`` re-randomises, so nothing else may decide a mode.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from harness.analysis.doubt import Severity
-from harness.analysis.findings import Findings
+from harness.analysis.experiment.findings import Findings
 from harness.report import notes, tables
 from harness.report.tables import Grid
 from harness.report.text import print_line, table

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.analysis.gate import Decision, Judged, Verdict
+from harness.analysis.gate.judgement import Decision, Judged, Verdict
 
 _STYLES = {
     Verdict.PASS: "green",

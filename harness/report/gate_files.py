@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import msgspec
 
 import harness
-from harness.analysis.gate import Decision, Judged, Verdict
+from harness.analysis.gate.judgement import Decision, Judged, Verdict
 from harness.report.gate import culprits, headline, seen, sentence
 
 SCHEMA_VERSION = 1

@@ -9,7 +9,7 @@ import jinja2
 
 import harness
 from harness.analysis.doubt import Severity
-from harness.analysis.findings import Findings
+from harness.analysis.experiment.findings import Findings
 from harness.report import notes, overview, panels, tables
 
 REPORT = "report.html"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.analysis.rate import RateFindings
+from harness.analysis.experiment.rate import RateFindings
 from harness.report.tables import signed
 from harness.report.text import figures
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
-from harness.analysis.capacity import Capacity
-from harness.analysis.rate import RateFindings
+from harness.analysis.experiment.capacity import Capacity
+from harness.analysis.experiment.rate import RateFindings
 from harness.records import ResetMode
 from harness.report.axes import MODE_DASHES, SOLID
 from harness.report.panels import Panel, draw

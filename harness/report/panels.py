@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from harness.analysis.aligned import AlignedCurve, Quantity, Trace
-from harness.analysis.at_idle import AtIdle
-from harness.analysis.contrast import SHORT_HORIZON, Contrast, Price
-from harness.analysis.modes import ResetFigures
-from harness.analysis.rate import RateFindings
-from harness.analysis.stats import Comparison
+from harness.analysis.experiment.aligned import AlignedCurve, Quantity, Trace
+from harness.analysis.experiment.at_idle import AtIdle
+from harness.analysis.experiment.contrast import SHORT_HORIZON, Contrast, Price
+from harness.analysis.experiment.modes import ResetFigures
+from harness.analysis.experiment.rate import RateFindings
+from harness.analysis.experiment.stats import Comparison
 from harness.records import ResetMode
 from harness.report.axes import MODE_DASHES, SOLID
 from harness.report.svg import INK, INLINE, PANEL, colour, inline

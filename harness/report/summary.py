@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 import harness
-from harness.analysis.findings import Findings
+from harness.analysis.experiment.findings import Findings
 from harness.analysis.summary import RunSummary
 
 SUMMARY = "summary.json"

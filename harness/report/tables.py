@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from harness.analysis.cached import CACHED_EDGES
-from harness.analysis.capacity import Capacity
-from harness.analysis.checks import Check
-from harness.analysis.contrast import SHORT_HORIZON, Recovery
-from harness.analysis.modes import ModeFigures, Spread
-from harness.analysis.rate import RateFindings
-from harness.analysis.stats import Comparison
+from harness.analysis.experiment.cached import CACHED_EDGES
+from harness.analysis.experiment.capacity import Capacity
+from harness.analysis.experiment.checks import Check
+from harness.analysis.experiment.contrast import SHORT_HORIZON, Recovery
+from harness.analysis.experiment.modes import ModeFigures, Spread
+from harness.analysis.experiment.rate import RateFindings
+from harness.analysis.experiment.stats import Comparison
 from harness.records import AttemptOutcome, ResetMode
 from harness.report.text import UNKNOWN, duration, figures
 

@@ -87,25 +87,26 @@ class Answer:
 
     def read(self, reads: Iterable[Read]) -> Iterator[None]:
         """Read the whole stream, pausing (``yield``) after every ``SLICE`` events."""
+        times = self.token_times
         for stamp, data in events(reads):
             self.events += 1
             if not self.events % SLICE:
                 yield
-            if not data or data == b"[DONE]":
-                continue
             try:
                 chunk = _decode(data)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                if not data or data == b"[DONE]":
+                    continue
                 self.nonsense = f"{error}: {data[:2000].decode(errors='replace')}"
                 return
             for choice in chunk.choices or ():
-                if choice.finish_reason is not None:
-                    self.finish_reason = choice.finish_reason
                 if choice.token_ids:
                     self.tokens += len(choice.token_ids)
-                    self.token_times.append(stamp)
+                    times.append(stamp)
                 elif choice.text or (choice.delta is not None and _has_content(choice.delta)):
-                    self.token_times.append(stamp)
+                    times.append(stamp)
+                if choice.finish_reason is not None:
+                    self.finish_reason = choice.finish_reason
             if chunk.usage is not None:
                 self.usage = chunk.usage
             if chunk.error is not None or chunk.object == "error":

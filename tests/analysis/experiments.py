@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from harness.analysis.findings import Findings, find
-from harness.analysis.recorded import Recorded
+from harness.analysis.experiment.findings import Findings, find
+from harness.analysis.experiment.recorded import Recorded
 from harness.design import Design
 from harness.experiment import ExperimentManifest, ExperimentSpec, plan_runs
 from harness.journals import SCHEMA_VERSION, Journals

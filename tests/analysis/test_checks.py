@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.analysis import at_idle, checks, crossover, queueing, stats
-from harness.analysis.excess import Stays
-from harness.analysis.pairs import Run, pairs
+from harness.analysis import queueing
+from harness.analysis.experiment import at_idle, checks, crossover, stats
+from harness.analysis.experiment.excess import Stays
+from harness.analysis.experiment.pairs import Run, pairs
 from harness.analysis.resets import settle
 from harness.records import ResetMode
 from tests.analysis.simulation import scenario, simulate

@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.analysis import contrast, crossover, stats
-from harness.analysis.contrast import Recovery
-from harness.analysis.excess import Stays
-from harness.analysis.pairs import Run, pairs
+from harness.analysis.experiment import contrast, crossover, stats
+from harness.analysis.experiment.contrast import Recovery
+from harness.analysis.experiment.excess import Stays
+from harness.analysis.experiment.pairs import Run, pairs
 from harness.load.assignment import assign
 from harness.records import ResetMode
 

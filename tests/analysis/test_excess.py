@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from harness.analysis.excess import Stays, windows
+from harness.analysis.experiment.excess import Stays, windows
 from harness.analysis.in_flight import InFlight
 
 Floats = NDArray[np.float64]

@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from harness.analysis.aligned import Quantity
-from harness.analysis.contrast import Recovery
-from harness.analysis.findings import Findings, design_of, find
-from harness.analysis.recorded import Recorded
+from harness.analysis.experiment.aligned import Quantity
+from harness.analysis.experiment.contrast import Recovery
+from harness.analysis.experiment.findings import Findings, design_of, find
+from harness.analysis.experiment.recorded import Recorded
 from harness.design import Design
 from harness.experiment import plan_runs, replayed
 from harness.journals import Journals, RequestTable, RunStatus

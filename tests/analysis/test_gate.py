@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from harness.analysis import baseline as baselines
-from harness.analysis.baseline import Baseline
-from harness.analysis.gate import Decision, Verdict, _holds, gate
-from harness.analysis.policy import Arm, Figure, Operator, Policy
-from harness.analysis.policy_text import policy
-from harness.analysis.readings import Candidate, Observation, readings, share_interval
-from harness.analysis.recorded import Recorded
+from harness.analysis.experiment.recorded import Recorded
+from harness.analysis.gate import baseline as baselines
+from harness.analysis.gate.baseline import Baseline
+from harness.analysis.gate.judgement import Decision, Verdict, _holds, gate
+from harness.analysis.gate.policy import Arm, Figure, Operator, Policy
+from harness.analysis.gate.policy_text import policy
+from harness.analysis.gate.readings import Candidate, Observation, readings, share_interval
 from harness.errors import UsageError
 from harness.gate import read_policy
 from harness.journals import Journals, RequestTable, RunStatus

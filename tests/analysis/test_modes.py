@@ -7,8 +7,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from harness.analysis.modes import ModeFigures, figures, of_run
-from harness.analysis.recorded import Recorded
+from harness.analysis.experiment.modes import ModeFigures, figures, of_run
+from harness.analysis.experiment.recorded import Recorded
 from harness.records import AttemptOutcome, ResetAttempt, ResetMode
 from tests.analysis.simulation import journals, request, scenario, simulate, wipe
 from tests.analysis.test_summary import EDGES

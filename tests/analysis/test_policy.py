@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis.policy import Arm, Bound, Figure, Kind, Measure, Operator, Side
-from harness.analysis.policy_text import parse, policy
+from harness.analysis.gate.policy import Arm, Bound, Figure, Kind, Measure, Operator, Side
+from harness.analysis.gate.policy_text import parse, policy
 from harness.errors import UsageError
 from harness.gate import read_policy
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from harness.analysis import stats
-from harness.analysis.stats import Comparison, Trials
+from harness.analysis.experiment import stats
+from harness.analysis.experiment.stats import Comparison, Trials
 
 Floats = NDArray[np.float64]
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.analysis.gate import Decision, Verdict, gate
-from harness.analysis.readings import Candidate
-from harness.analysis.recorded import Recorded
+from harness.analysis.experiment.recorded import Recorded
+from harness.analysis.gate.judgement import Decision, Verdict, gate
+from harness.analysis.gate.readings import Candidate
 from harness.gate import read_policy
 from harness.records import ResetMode, ResetRecord
 from harness.replica.reset import judge

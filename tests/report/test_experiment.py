@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from harness.analysis.findings import Findings
+from harness.analysis.experiment.findings import Findings
 from harness.analysis.summary import summarize
 from harness.design import Design
 from harness.records import ResetMode

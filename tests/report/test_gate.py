@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from harness.analysis.gate import Decision, Judged, Verdict
+from harness.analysis.gate.judgement import Decision, Judged, Verdict
 from harness.report.gate import markdown, print_decision, seen
 from harness.report.gate_files import as_json, as_junit, workflow_commands
 

@@ -14,8 +14,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from harness.analysis.baseline import make
-from harness.analysis.gate import Verdict, gate
+from harness.analysis.gate.baseline import make
+from harness.analysis.gate.judgement import Verdict, gate
 from harness.errors import JournalError, UsageError
 from harness.gate import read_baseline, read_candidate, read_policy
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from harness.analysis import capacity, rate, verdict
-from harness.analysis.capacity import Capacity
 from harness.analysis.doubt import Doubt, DoubtCode, Severity
-from harness.analysis.rate import RateFindings
-from harness.analysis.recorded import Recorded
+from harness.analysis.experiment import capacity, rate, verdict
+from harness.analysis.experiment.capacity import Capacity
+from harness.analysis.experiment.rate import RateFindings
+from harness.analysis.experiment.recorded import Recorded
 from harness.design import Design
 
 

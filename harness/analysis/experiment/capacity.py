@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from harness.analysis import queueing
-from harness.analysis.recorded import Recorded
+from harness.analysis.experiment.recorded import Recorded
 from harness.records import ResetMode
 
 

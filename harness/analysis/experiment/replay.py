@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from harness.analysis.at_idle import AtIdle, at_idle
-from harness.analysis.pairs import Run
-from harness.analysis.recorded import Recorded
+from harness.analysis.experiment.at_idle import AtIdle, at_idle
+from harness.analysis.experiment.pairs import Run
+from harness.analysis.experiment.recorded import Recorded
 from harness.records import ResetMode
 
 

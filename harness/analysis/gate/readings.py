@@ -11,15 +11,15 @@ from itertools import pairwise
 import numpy as np
 import scipy.stats
 
-from harness.analysis import crossover, modes, stats
-from harness.analysis.contrast import contrast, failed_share
 from harness.analysis.doubt import Severity
-from harness.analysis.modes import ResetFigures
-from harness.analysis.pairs import Run
-from harness.analysis.policy import Arm, Figure, Kind
-from harness.analysis.recorded import Recorded
+from harness.analysis.experiment import crossover, modes, stats
+from harness.analysis.experiment.contrast import contrast, failed_share
+from harness.analysis.experiment.modes import ResetFigures
+from harness.analysis.experiment.pairs import Run
+from harness.analysis.experiment.recorded import Recorded
+from harness.analysis.experiment.stats import Comparison
+from harness.analysis.gate.policy import Arm, Figure, Kind
 from harness.analysis.resets import SettledReset, Verification
-from harness.analysis.stats import Comparison
 from harness.journals import RunStatus
 from harness.records import AttemptOutcome, ResetMode
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from harness.analysis.policy import (
+from harness.analysis.gate.policy import (
     MIN_RESETS,
     OF_RESETS,
     Arm,

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from harness.analysis.at_idle import AtIdle
-from harness.analysis.capacity import Bracket, Capacity
-from harness.analysis.contrast import SHORT_HORIZON, Contrast, Price, Recovery
-from harness.analysis.stats import Comparison
+from harness.analysis.experiment.at_idle import AtIdle
+from harness.analysis.experiment.capacity import Bracket, Capacity
+from harness.analysis.experiment.contrast import SHORT_HORIZON, Contrast, Price, Recovery
+from harness.analysis.experiment.stats import Comparison
 from harness.design import Design
 from harness.records import ResetMode
 
 if TYPE_CHECKING:
-    from harness.analysis.rate import RateFindings
+    from harness.analysis.experiment.rate import RateFindings
 
 CANNOT_TELL = "cannot tell"
 

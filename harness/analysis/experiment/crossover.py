@@ -18,9 +18,9 @@ from functools import partial
 
 import numpy as np
 
+from harness.analysis.experiment.pairs import Pair, Run
+from harness.analysis.experiment.stats import Trials
 from harness.analysis.in_flight import Floats
-from harness.analysis.pairs import Pair, Run
-from harness.analysis.stats import Trials
 from harness.records import ResetMode
 
 Figure = Callable[[Pair], Floats]

@@ -6,29 +6,29 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from harness.analysis import (
+from harness.analysis import queueing
+from harness.analysis.experiment import (
     aligned,
     audit,
     contrast,
     modes,
     paired,
     precision,
-    queueing,
     replay,
     service,
     verdict,
 )
-from harness.analysis.aligned import AlignedCurve, Quantity, Trace
-from harness.analysis.at_idle import AtIdle
-from harness.analysis.checks import Check
-from harness.analysis.contrast import Contrast, Price
-from harness.analysis.matchup import Matchup
-from harness.analysis.modes import ModeFigures, ResetFigures
-from harness.analysis.paired import Paired
-from harness.analysis.precision import Need
-from harness.analysis.recorded import Recorded
-from harness.analysis.service import Queue
-from harness.analysis.ttft import TtftExcess
+from harness.analysis.experiment.aligned import AlignedCurve, Quantity, Trace
+from harness.analysis.experiment.at_idle import AtIdle
+from harness.analysis.experiment.checks import Check
+from harness.analysis.experiment.contrast import Contrast, Price
+from harness.analysis.experiment.matchup import Matchup
+from harness.analysis.experiment.modes import ModeFigures, ResetFigures
+from harness.analysis.experiment.paired import Paired
+from harness.analysis.experiment.precision import Need
+from harness.analysis.experiment.recorded import Recorded
+from harness.analysis.experiment.service import Queue
+from harness.analysis.experiment.ttft import TtftExcess
 from harness.design import Design
 from harness.journals import RunStatus
 from harness.records import ResetMode

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from harness.analysis import contrast, crossover, stats
-from harness.analysis.contrast import Contrast, Price, Recovery
-from harness.analysis.crossover import Figure
+from harness.analysis.experiment import contrast, crossover, stats
+from harness.analysis.experiment.contrast import Contrast, Price, Recovery
+from harness.analysis.experiment.crossover import Figure
+from harness.analysis.experiment.pairs import Pair, Run
+from harness.analysis.experiment.stats import Comparison
 from harness.analysis.in_flight import Floats
-from harness.analysis.pairs import Pair, Run
-from harness.analysis.stats import Comparison
 from harness.records import ResetMode
 
 

@@ -10,11 +10,11 @@ import scipy.stats
 from numpy.typing import ArrayLike
 
 from harness.analysis import queueing
-from harness.analysis.contrast import SHORT_HORIZON
+from harness.analysis.experiment.contrast import SHORT_HORIZON
+from harness.analysis.experiment.pairs import Run
+from harness.analysis.experiment.stats import trend
 from harness.analysis.in_flight import Floats
-from harness.analysis.pairs import Run
 from harness.analysis.queueing import LittlesLaw, PoissonCheck, ProcessorSharing
-from harness.analysis.stats import trend
 from harness.records import ResetMode
 
 GAUGE_GAP = 0.1

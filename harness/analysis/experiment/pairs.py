@@ -18,7 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from harness.analysis.cohorts import windows
-from harness.analysis.excess import Ints, Stays
+from harness.analysis.experiment.excess import Ints, Stays
 from harness.analysis.in_flight import Floats, InFlight
 from harness.analysis.period import measured
 from harness.analysis.resets import SettledReset

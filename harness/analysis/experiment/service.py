@@ -9,10 +9,10 @@ import numpy as np
 
 from harness.analysis import idle, queueing
 from harness.analysis.cohorts import effect
+from harness.analysis.experiment.recorded import Recorded
 from harness.analysis.occupancy import quiet
 from harness.analysis.period import Period
 from harness.analysis.queueing import ProcessorSharing, Window
-from harness.analysis.recorded import Recorded
 
 OTHER_RATES = (0.5, 0.75, 1.25, 1.5)
 """Shares of the measured rate at which the fit is asked what it predicts."""

@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 
 from harness.analysis.cohorts import Cohorts
-from harness.analysis.crossover import Figure
+from harness.analysis.experiment.crossover import Figure
+from harness.analysis.experiment.pairs import Pair, Run
+from harness.analysis.experiment.recorded import Recorded
+from harness.analysis.experiment.stats import Comparison
 from harness.analysis.in_flight import Floats
-from harness.analysis.pairs import Pair, Run
-from harness.analysis.recorded import Recorded
-from harness.analysis.stats import Comparison
 from harness.records import ResetMode
 
 

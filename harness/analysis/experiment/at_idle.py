@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from harness.analysis import crossover, stats
+from harness.analysis.experiment import crossover, stats
+from harness.analysis.experiment.pairs import Run
+from harness.analysis.experiment.stats import Comparison
 from harness.analysis.in_flight import Floats
-from harness.analysis.pairs import Run
-from harness.analysis.stats import Comparison
 from harness.records import ResetMode
 
 

@@ -9,11 +9,11 @@ from enum import StrEnum
 import msgspec
 import numpy as np
 
-from harness.analysis import crossover, stats
-from harness.analysis.excess import windows
+from harness.analysis.experiment import crossover, stats
+from harness.analysis.experiment.excess import windows
+from harness.analysis.experiment.pairs import Pair, Run, pairs
+from harness.analysis.experiment.stats import Comparison
 from harness.analysis.in_flight import Floats
-from harness.analysis.pairs import Pair, Run, pairs
-from harness.analysis.stats import Comparison
 from harness.records import ResetMode
 
 SHORT_HORIZON = 20.0

@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from harness.analysis.checks import control_drift
-from harness.analysis.contrast import SHORT_HORIZON
-from harness.analysis.pairs import Run
-from harness.analysis.recorded import Recorded
-from harness.analysis.stats import trend
+from harness.analysis.experiment.checks import control_drift
+from harness.analysis.experiment.contrast import SHORT_HORIZON
+from harness.analysis.experiment.pairs import Run
+from harness.analysis.experiment.recorded import Recorded
+from harness.analysis.experiment.stats import trend
 from harness.records import Outcome, ResetMode
 
 

@@ -17,13 +17,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis import stats
 from harness.analysis.cohorts import Cohorts, effect
 from harness.analysis.curves import BIN_REQUESTS, WIDTHS
+from harness.analysis.experiment import stats
+from harness.analysis.experiment.pairs import Pair, Run
+from harness.analysis.experiment.recorded import Recorded
 from harness.analysis.in_flight import Floats
-from harness.analysis.pairs import Pair, Run
 from harness.analysis.period import Period
-from harness.analysis.recorded import Recorded
 from harness.analysis.timings import gaps
 from harness.records import ResetMode
 

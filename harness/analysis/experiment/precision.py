@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from harness.analysis.contrast import SHORT_HORIZON, Contrast, Price
-from harness.analysis.service import Queue
-from harness.analysis.stats import Comparison, further_units
+from harness.analysis.experiment.contrast import SHORT_HORIZON, Contrast, Price
+from harness.analysis.experiment.service import Queue
+from harness.analysis.experiment.stats import Comparison, further_units
 from harness.records import ResetMode
 
 WANTED = 0.1

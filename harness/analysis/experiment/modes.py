@@ -13,12 +13,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from harness.analysis import cached, idle, preemptions
-from harness.analysis.cached import CACHED_EDGES, PrefixGroup
+from harness.analysis import idle, preemptions
 from harness.analysis.cohorts import Cohorts, Window, windows
 from harness.analysis.counters import Counter
+from harness.analysis.experiment import cached
+from harness.analysis.experiment.cached import CACHED_EDGES, PrefixGroup
+from harness.analysis.experiment.recorded import Recorded
 from harness.analysis.period import Period
-from harness.analysis.recorded import Recorded
 from harness.records import AttemptOutcome, ResetMode, ResetRecord
 
 

@@ -16,9 +16,9 @@ import scipy.stats
 
 import harness
 from harness.analysis.doubt import Severity
-from harness.analysis.policy import OF_RESETS, Arm, Figure, Kind
-from harness.analysis.readings import Candidate, Reading, readings
-from harness.analysis.recorded import Recorded
+from harness.analysis.experiment.recorded import Recorded
+from harness.analysis.gate.policy import OF_RESETS, Arm, Figure, Kind
+from harness.analysis.gate.readings import Candidate, Reading, readings
 from harness.errors import UsageError
 from harness.journals import RunStatus
 

@@ -8,9 +8,9 @@ from enum import StrEnum
 
 import msgspec
 
-from harness.analysis import baseline as baselines
-from harness.analysis.baseline import Baseline
-from harness.analysis.policy import (
+from harness.analysis.gate import baseline as baselines
+from harness.analysis.gate.baseline import Baseline
+from harness.analysis.gate.policy import (
     OF_RESETS,
     Arm,
     Assertion,
@@ -20,7 +20,7 @@ from harness.analysis.policy import (
     Operator,
     Policy,
 )
-from harness.analysis.readings import Candidate, Observation, Reading, readings, share_interval
+from harness.analysis.gate.readings import Candidate, Observation, Reading, readings, share_interval
 
 
 class Verdict(StrEnum):

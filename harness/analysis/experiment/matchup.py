@@ -10,12 +10,21 @@ from itertools import combinations, pairwise
 import msgspec
 import numpy as np
 
-from harness.analysis import aligned, arms, contrast, crossover, paired, pairs, stats, ttft
-from harness.analysis.aligned import AlignedCurve, Sampler, Trace
-from harness.analysis.contrast import Contrast, Price
-from harness.analysis.pairs import Pair, Run
-from harness.analysis.recorded import Recorded
-from harness.analysis.ttft import TtftExcess
+from harness.analysis.experiment import (
+    aligned,
+    arms,
+    contrast,
+    crossover,
+    paired,
+    pairs,
+    stats,
+    ttft,
+)
+from harness.analysis.experiment.aligned import AlignedCurve, Sampler, Trace
+from harness.analysis.experiment.contrast import Contrast, Price
+from harness.analysis.experiment.pairs import Pair, Run
+from harness.analysis.experiment.recorded import Recorded
+from harness.analysis.experiment.ttft import TtftExcess
 from harness.design import Design
 from harness.records import ResetMode
 

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from harness.analysis.cohorts import Cohorts, Window, windows
-from harness.analysis.recorded import Recorded
+from harness.analysis.experiment.recorded import Recorded
 from harness.records import ResetMode
 
 CACHED_EDGES = (0.0, 5.0, 20.0)

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from harness.analysis import checks, counters, queueing
-from harness.analysis.checks import Check
+from harness.analysis import counters, queueing
+from harness.analysis.experiment import checks
+from harness.analysis.experiment.checks import Check
+from harness.analysis.experiment.pairs import Run
+from harness.analysis.experiment.recorded import Recorded
+from harness.analysis.experiment.service import Queue, law_of
 from harness.analysis.occupancy import RUNNING_AND_WAITING
-from harness.analysis.pairs import Run
 from harness.analysis.queueing import PoissonCheck
-from harness.analysis.recorded import Recorded
-from harness.analysis.service import Queue, law_of
 from harness.records import ResetMode
 
 

@@ -1,0 +1,1 @@
+"""What the runs of an experiment say together: contrasts, prices, curves, counts of each mode."""

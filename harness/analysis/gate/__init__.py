@@ -1,0 +1,1 @@
+"""What a policy says of a run or experiment: pass, fail or cannot tell."""
