@@ -177,6 +177,23 @@ def warmup(latency: float, utilisation: float) -> float:
     return max(WARMUP_SECONDS, 5 * relaxation(latency, utilisation))
 
 
+def mser(values: ArrayLike) -> int | None:
+    """How many of the first values the rule MSER-5 would cut as not yet stationary; None if few.
+
+    Of all cuts d at batches of five that leave half, it takes the one that makes the squared
+    standard error of what is left, Σ(y − ȳ)²/(n − d)², the smallest (White, Cobb and Spratt, 2000).
+    Advice only: near capacity it passes an empty start as readily as a stationary one.
+    """
+    series = np.asarray(values, np.float64)
+    batches = series[: len(series) // 5 * 5].reshape(-1, 5).mean(axis=1)
+    if len(batches) < 4:
+        return None
+    left = np.arange(len(batches), 0, -1)
+    sums, squares = (np.cumsum(part[::-1])[::-1] for part in (batches, batches**2))
+    error = (squares - sums**2 / left) / left**2
+    return 5 * int(np.argmin(error[: len(batches) // 2]))
+
+
 def reset_spacing(latency: float, utilisation: float) -> float:
     """Seconds between resets: max(120 s, 10 × relaxation)."""
     return max(RESET_SPACING_SECONDS, 10 * relaxation(latency, utilisation))

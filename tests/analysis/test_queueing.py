@@ -186,3 +186,12 @@ def test_requests_never_sent_are_not_in_flight() -> None:
     assert count.at([0.5, 1.5, 3.5, 4.5]).tolist() == [0, 1, 1, 0]
     with pytest.raises(ValueError, match="1 requests finish before"):
         InFlight.from_stamps([2.0], [1.0])
+
+
+def test_mser_cuts_what_a_start_left_and_nothing_of_a_steady_series() -> None:
+    rng = np.random.default_rng(3)
+    steady = rng.normal(1.0, 0.1, 400)
+    ramp = np.concatenate([np.linspace(5.0, 1.0, 60), steady])
+    assert queueing.mser(steady) in range(0, 60, 5)
+    assert 40 <= queueing.mser(ramp) <= 90
+    assert queueing.mser(steady[:19]) is None

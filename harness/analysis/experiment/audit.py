@@ -40,8 +40,19 @@ def check(recorded: Sequence[Recorded], runs: Sequence[Run], queue: Queue) -> tu
     ]
     if queue.latency is not None:
         warmup = plan.scenario.load.warmup
-        found.append(checks.warmup(warmup, queue.latency, queue.utilisation))
+        advised = max((cut for run in measured if (cut := _mser(run)) is not None), default=None)
+        found.append(checks.warmup(warmup, queue.latency, queue.utilisation, advised))
     return tuple(found)
+
+
+def _mser(run: Recorded) -> float | None:
+    """Seconds that MSER would cut of the load before the first reset."""
+    frame = run.journals.requests.frame.sort_values("scheduled", kind="stable")
+    first = min((r.scheduled for r in run.journals.manifest.plan.resets), default=np.inf)
+    frame = frame[frame["scheduled"] < first].dropna(subset=["first_token"])
+    scheduled = frame["scheduled"].to_numpy(np.float64)
+    cut = queueing.mser(frame["first_token"].to_numpy(np.float64) - scheduled)
+    return None if cut is None else float(scheduled[cut]) if cut else 0.0
 
 
 def _gauges(run: Recorded) -> Check:

@@ -146,13 +146,16 @@ def _changes(run: Run, horizon: float) -> Floats:
     return run.count.integral(at, at + horizon) - run.count.integral(at - horizon, at)
 
 
-def warmup(planned: float, latency: float, utilisation: float | None) -> Check:
+def warmup(
+    planned: float, latency: float, utilisation: float | None, advised: float | None = None
+) -> Check:
     """The warm-up was long enough for the utilisation that the run turned out to have.
 
     Args:
         planned: seconds of load before measuring.
         latency: mean latency, seconds.
         utilisation: ρ, or None if unknown.
+        advised: seconds that MSER on the TTFT would have cut, or None; it decides nothing.
     """
     needed = None if utilisation is None else queueing.warmup(latency, utilisation)
     return Check(
@@ -161,7 +164,8 @@ def warmup(planned: float, latency: float, utilisation: float | None) -> Check:
         observed=planned,
         expected=needed,
         unit="s",
-        note="max(60 s, 5 × mean latency/(1 − ρ)). If it is too short, give a longer --warmup.",
+        note="max(60 s, 5 × mean latency/(1 − ρ)). If it is too short, give a longer --warmup."
+        + ("" if advised is None else f" MSER on TTFT would cut {advised:.0f} s (advice only)."),
     )
 
 
