@@ -78,14 +78,27 @@ class PreemptionSource(StrEnum):
     """``vllm:num_preemptions_total``: a lower bound while some are unresolved."""
 
 
-class Arrival(msgspec.Struct, frozen=True):
-    """One planned request; its prompt is made from the plan by ``load.prompts``."""
+class Arrival(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One planned request; its prompt is made from the plan by ``load.prompts``.
+
+    What has a default came later and is left out where it says nothing: digests are over arrivals.
+    """
 
     id: int
     scheduled: float
     prefix: int
-    """Which shared prefix its prompt begins with."""
+    """Which shared prefix its prompt begins with: prompts of different ones share nothing.
+
+    In a tree the child of the root, in a trace the first block, by order of appearance; 0 where
+    nothing is shared.
+    """
     output_tokens: int
+    path: tuple[int, ...] = ()
+    """What its prompt is made of: the way down a tree, or a trace's hash ids."""
+    prompt_tokens: int | None = None
+    """Size of its prompt, where a trace decides it."""
+    row: int | None = None
+    """Which row of a trace holds its prompt's text, from 0."""
 
 
 class PlannedReset(msgspec.Struct, frozen=True):

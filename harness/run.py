@@ -20,8 +20,8 @@ from harness.errors import HarnessError, JournalError
 from harness.journals import SCHEMA_VERSION, Manifest, RunStatus
 from harness.load.prompts import as_text
 from harness.measurement import Ending, Instruments, measure
-from harness.plan import Plan, prompts_of
-from harness.priming import prime
+from harness.plan import Plan
+from harness.priming import Pool, prime
 from harness.records import Arrival, Progress, RequestRecord, ResetMode
 from harness.replica.doctor import Diagnosis, inspect
 from harness.replica.metrics import Scraper
@@ -33,6 +33,7 @@ from harness.store import RunFolder
 from harness.target import Target
 from harness.wire.client import open_client
 from harness.wire.completions import Completions
+from harness.workload import offers, prompts_of, texts_of
 
 LEAD = 0.2
 """Seconds between the end of priming and the run's zero, so that every task is up before it."""
@@ -127,10 +128,12 @@ class Run:
         self._note(server=diagnosis.server(), warnings=diagnosis.warnings())
         async with AsyncExitStack() as stack:
             wire = await _Wire.open(self._plan, server.target, diagnosis, stack)
-            self._watcher.say(f"priming {self._plan.scenario.prompts.prefixes} prefixes")
+            for line in offers(self._plan.scenario, self._plan.arrivals):
+                self._watcher.say(line)
+            self._watcher.say(f"priming {wire.pool.prefixes} prefixes")
             began = perf_counter()
             priming = await prime(
-                self._plan.scenario.prompts,
+                wire.pool,
                 wire.priming(began),
                 wire.reset(began) if wire.can_reset else None,
                 self._watcher.show,
@@ -171,6 +174,7 @@ class _Wire:
     ) -> None:
         self._scenario = plan.scenario
         self._prompts = prompts_of(plan.scenario)
+        self._texts = texts_of(plan.scenario)
         self._completions = completions
         self._resetter = resetter
         self._scraper = scraper
@@ -199,6 +203,14 @@ class _Wire:
         wire.can_reset = ResetMode.DEFAULT in diagnosis.reset_modes
         return wire
 
+    @property
+    def pool(self) -> Pool:
+        """What is cached before the load."""
+        family = self._prompts.family
+        shared = sum(part.tokens for part in family.shared(0))
+        tail = self._scenario.prompts.unique_tokens
+        return Pool(family.primed, shared, tail, family.branches)
+
     def reset(self, zero: float) -> partial[Any]:
         return partial(self._resetter.attempt, external=self._scenario.resets.external, zero=zero)
 
@@ -215,8 +227,11 @@ class _Wire:
         completions = self._completions(zero=zero)
 
         async def send(arrival: Arrival, started: float) -> RequestRecord:
-            ids = self._prompts.token_ids(arrival.prefix, arrival.id)
-            return await completions.send(arrival, self._prompt(ids), started)
+            if arrival.row is None:
+                prompt = self._prompt(self._prompts.token_ids(arrival))
+            else:
+                prompt = self._texts[arrival.row]
+            return await completions.send(arrival, prompt, started)
 
         return Instruments(
             send=send,
