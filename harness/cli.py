@@ -240,6 +240,18 @@ def _report(folder: options.FolderArgument) -> None:
         _show(folder)
 
 
+@app.command("export")
+def _export(
+    folder: options.FolderArgument, to: options.ExportTo, out: options.ExportOut = None
+) -> None:
+    """Write a run's requests for other programs: as vllm bench serve does, as CSV or as Parquet."""
+    from harness.report.export import export
+
+    file = out or folder / to.file
+    _write(file, export(read_run(folder), to))
+    _say(f"{to}: {file}")
+
+
 @app.command("schema")
 def _schema() -> None:
     """Print the JSON Schema of summary.json, of a run and of an experiment."""
