@@ -359,7 +359,7 @@ def _carry_out(plan: Plan, where: Target | ReplicaSpec, folder: Path) -> None:
     """Run, report whatever was measured, and exit with the code that says how it ended."""
     with Display(_out) as display:
         display.say(
-            f"{len(plan.arrivals)} requests over {plan.end:g} s, {len(plan.resets)} resets; "
+            f"{plan.requests} requests over {plan.end:g} s, {len(plan.resets)} resets; "
             f"everything goes into {folder}"
         )
         ending = run(plan, where, folder, Watcher(display.say, display.show))

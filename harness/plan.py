@@ -33,9 +33,14 @@ class Plan(msgspec.Struct, frozen=True):
     """SHA-256 over arrivals and prompts: equal digests send equal bytes at equal instants."""
 
     @property
+    def requests(self) -> int:
+        """Arrivals and the later turns of their sessions; not all of those come before the end."""
+        return sum(1 + len(arrival.later) for arrival in self.arrivals)
+
+    @property
     def prefixes(self) -> int:
         """How many shared prefixes there are, at least: one more than the highest number used."""
-        if self.scenario.prompts.family is PromptFamily.ZIPF:
+        if self.scenario.prompts.family in (PromptFamily.ZIPF, PromptFamily.SESSIONS):
             return self.scenario.prompts.prefixes
         return 1 + max((arrival.prefix for arrival in self.arrivals), default=0)
 
@@ -61,19 +66,22 @@ def _instants(scenario: Scenario) -> list[float]:
     """When arrivals come, in seconds since the run's zero."""
     load, rng = scenario.load, stream(scenario.seed, Stream.GAPS)
     end = load.warmup + load.duration
+    rate = load.rate
+    if scenario.prompts.family is PromptFamily.SESSIONS:
+        rate /= scenario.prompts.turns  # instants are those of first turns
     match load.process:
         case Process.POISSON:
-            drawn = processes.poisson(load.rate, end, rng)
+            drawn = processes.poisson(rate, end, rng)
         case Process.GAMMA:
-            drawn = processes.gamma(load.rate, load.burstiness, end, rng)
+            drawn = processes.gamma(rate, load.burstiness, end, rng)
         case Process.CONSTANT:
-            drawn = processes.constant(load.rate, end, rng)
+            drawn = processes.constant(rate, end, rng)
         case Process.RAMP | Process.STEPS:
             shape = processes.ramp if load.process is Process.RAMP else processes.steps
-            profile = shape(load.rate, load.levels, load.warmup, load.duration)
+            profile = shape(rate, load.levels, load.warmup, load.duration)
             drawn = processes.varying(profile, end, rng)
         case Process.ON_OFF:
-            profile = processes.on_off(load.rate, load.on, load.off, end)
+            profile = processes.on_off(rate, load.on, load.off, end)
             drawn = processes.varying(profile, end, rng)
         case Process.REPLAY:
             drawn = _replayed(scenario, end)

@@ -16,6 +16,7 @@ import anyio
 import msgspec
 
 import harness
+from harness.conversations import Conversations
 from harness.errors import HarnessError, JournalError
 from harness.journals import SCHEMA_VERSION, Manifest, RunStatus
 from harness.load.prompts import as_text
@@ -27,7 +28,7 @@ from harness.replica.doctor import Diagnosis, inspect
 from harness.replica.metrics import Scraper
 from harness.replica.process import ReplicaSpec
 from harness.replica.reset import Resetter
-from harness.scenario import LengthLaw, PromptForm
+from harness.scenario import LengthLaw, PromptFamily, PromptForm
 from harness.server import Server, open_server
 from harness.store import RunFolder
 from harness.target import Target
@@ -175,6 +176,7 @@ class _Wire:
         self._scenario = plan.scenario
         self._prompts = prompts_of(plan.scenario)
         self._texts = texts_of(plan.scenario)
+        self._conversations = Conversations(self._prompts, plan.scenario.prompts.form)
         self._completions = completions
         self._resetter = resetter
         self._scraper = scraper
@@ -227,14 +229,20 @@ class _Wire:
         completions = self._completions(zero=zero)
 
         async def send(arrival: Arrival, started: float) -> RequestRecord:
-            if arrival.row is None:
-                prompt = self._prompt(self._prompts.token_ids(arrival))
-            else:
-                prompt = self._texts[arrival.row]
+            if arrival.row is not None:
+                return await completions.send(arrival, self._texts[arrival.row], started)
+            prompt = self._prompt(self._prompts.token_ids(arrival))
             return await completions.send(arrival, prompt, started)
 
+        async def speak(arrival: Arrival, started: float) -> RequestRecord:
+            prompt = self._conversations.prompt(arrival)
+            heard = partial(self._conversations.heard, arrival)
+            return await completions.send(arrival, prompt, started, heard)
+
+        in_sessions = self._scenario.prompts.family is PromptFamily.SESSIONS
         return Instruments(
-            send=send,
+            send=speak if in_sessions else send,
+            follow=self._conversations.follow,
             reset=self.reset(zero),
             scrape=partial(self._scraper.scrape, zero),
             last_heard=lambda: completions.last_heard,

@@ -70,6 +70,8 @@ class PromptFamily(StrEnum):
     """One of ``prefixes`` shared prefixes, drawn by a Zipf law, then a unique tail."""
     TREE = "tree"
     """A path down a tree of shared blocks, then a unique tail."""
+    SESSIONS = "sessions"
+    """Conversations of ``turns`` turns: each holds all that was said before, answers included."""
     UNIQUE = "unique"
     """Nothing: ``prefix_tokens + unique_tokens`` of their own, the cold reference."""
     TRACE = "trace"
@@ -93,11 +95,6 @@ class LoadSpec(msgspec.Struct, frozen=True):
     on: float = 10.0
     off: float = 10.0
 
-    @property
-    def poisson_rate(self) -> float | None:
-        """``rate`` if arrivals see time averages: if they are Poisson at a constant rate."""
-        return self.rate if self.process is Process.POISSON else None
-
 
 class PromptSpec(msgspec.Struct, frozen=True):
     """What requests ask; by default a shared prefix drawn by a Zipf law, then a unique tail."""
@@ -119,6 +116,10 @@ class PromptSpec(msgspec.Struct, frozen=True):
 
     By default one system prompt, four tool blocks after it, eight sessions after each.
     """
+    turns: int = 4
+    """Requests of a session. Its user says ``unique_tokens`` in each."""
+    think: float = 5.0
+    """Mean seconds, exponentially drawn, from the end of an answer to the next turn."""
 
     @property
     def shared_share(self) -> float:
@@ -129,6 +130,9 @@ class PromptSpec(msgspec.Struct, frozen=True):
             case PromptFamily.TREE:
                 whole = sum(tokens for _, tokens in self.tree) + self.unique_tokens
                 return self.tree[0][1] / whole
+            case PromptFamily.SESSIONS:
+                whole = self.prefix_tokens + self.turns * self.unique_tokens
+                return self.prefix_tokens / whole
             case _:
                 return 1.0
 
@@ -185,10 +189,16 @@ class Scenario(msgspec.Struct, frozen=True):
     timeouts: TimeoutSpec = TimeoutSpec()
     trace: TraceSpec = TraceSpec()
 
+    @property
+    def poisson_rate(self) -> float | None:
+        """The load's rate if requests see time averages: if they are Poisson at a constant rate."""
+        open_loop = self.prompts.family is not PromptFamily.SESSIONS
+        return self.load.rate if open_loop and self.load.process is Process.POISSON else None
+
 
 _LATER: Mapping[type[msgspec.Struct], frozenset[str]] = {
     LoadSpec: frozenset({"process", "burstiness", "levels", "on", "off"}),
-    PromptSpec: frozenset({"family", "tree"}),
+    PromptSpec: frozenset({"family", "tree", "turns", "think"}),
     Scenario: frozenset({"trace"}),
 }
 """Fields that came after digests were first written down."""
@@ -244,6 +254,8 @@ _LIMITS: Mapping[str, tuple[float, float, str]] = {
     "prompts.zipf": (0, 10, ""),
     "prompts.prefix_tokens": (0, 10_000_000, "tokens"),
     "prompts.unique_tokens": (1, 10_000_000, "tokens"),
+    "prompts.turns": (1, 1000, "turns"),
+    "prompts.think": (0.001, 86_400, "s"),
     "output.tokens": (1, 10_000_000, "tokens"),
     "resets.every": (0.1, 604_800, "s"),
     "resets.at": (0, 604_800, "s"),
@@ -349,20 +361,25 @@ _GOES_WITH: Mapping[str, tuple[str, tuple[StrEnum, ...]]] = {
     "load.levels": ("load.process", (Process.RAMP, Process.STEPS)),
     "load.on": ("load.process", (Process.ON_OFF,)),
     "load.off": ("load.process", (Process.ON_OFF,)),
-    "prompts.prefixes": ("prompts.family", (PromptFamily.ZIPF,)),
-    "prompts.zipf": ("prompts.family", (PromptFamily.ZIPF, PromptFamily.TREE)),
+    "prompts.prefixes": ("prompts.family", (PromptFamily.ZIPF, PromptFamily.SESSIONS)),
+    "prompts.zipf": (
+        "prompts.family",
+        (PromptFamily.ZIPF, PromptFamily.TREE, PromptFamily.SESSIONS),
+    ),
+    "prompts.turns": ("prompts.family", (PromptFamily.SESSIONS,)),
+    "prompts.think": ("prompts.family", (PromptFamily.SESSIONS,)),
     "prompts.tree": ("prompts.family", (PromptFamily.TREE,)),
     "prompts.prefix_tokens": (
         "prompts.family",
-        (PromptFamily.ZIPF, PromptFamily.UNIQUE, PromptFamily.TRACE),
+        tuple(family for family in PromptFamily if family is not PromptFamily.TREE),
     ),
     "output.law": (
         "prompts.family",
-        (PromptFamily.ZIPF, PromptFamily.TREE, PromptFamily.UNIQUE),
+        tuple(family for family in PromptFamily if family is not PromptFamily.TRACE),
     ),
     "output.tokens": (
         "prompts.family",
-        (PromptFamily.ZIPF, PromptFamily.TREE, PromptFamily.UNIQUE),
+        tuple(family for family in PromptFamily if family is not PromptFamily.TRACE),
     ),
 }
 """Knobs that only some choices read: elsewhere they would be accepted and ignored."""
@@ -389,6 +406,11 @@ def _check_workload(scenario: Scenario) -> None:
         raise UsageError("prompts.tree needs one level or more of [children, tokens], each over 0.")
     if math.prod(children for children, _ in tree) > _MOST_LEAVES:
         raise UsageError(f"prompts.tree has over {_MOST_LEAVES:,} leaves; take fewer children.")
+    if scenario.prompts.family is PromptFamily.SESSIONS and load.process is Process.REPLAY:
+        raise UsageError(
+            "a replay says when every request comes, a session's later turns come after answers: "
+            "take another load.process or prompts.family."
+        )
     _check_trace(scenario)
 
 

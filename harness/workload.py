@@ -19,7 +19,7 @@ from harness.load.prompts import (
     best_text_hit_rate,
 )
 from harness.load.traces import Row, TraceFormat, named, read_trace
-from harness.records import Arrival
+from harness.records import Arrival, Turn
 from harness.scenario import LengthLaw, OutputSpec, Process, PromptFamily, PromptSpec, Scenario
 
 
@@ -32,18 +32,31 @@ def requests(scenario: Scenario, instants: Sequence[float]) -> Iterator[Arrival]
     if scenario.prompts.family is PromptFamily.TRACE:
         yield from _traced(scenario, instants)
         return
-    count = len(instants)
-    paths = _paths(scenario.prompts, count, stream(scenario.seed, Stream.PREFIXES))
-    lengths = _output_lengths(scenario.output, count, stream(scenario.seed, Stream.LENGTHS))
-    is_tree = scenario.prompts.family is PromptFamily.TREE
-    for number, (at, path, tokens) in enumerate(zip(instants, paths, lengths, strict=True)):
-        yield Arrival(number, at, path[0], tokens, path if is_tree else ())
+    count, spec = len(instants), scenario.prompts
+    turns = spec.turns if spec.family is PromptFamily.SESSIONS else 1
+    paths = _paths(spec, count, stream(scenario.seed, Stream.PREFIXES))
+    lengths = _output_lengths(scenario.output, count * turns, stream(scenario.seed, Stream.LENGTHS))
+    thinks = stream(scenario.seed, Stream.THINKING).exponential(spec.think, count * (turns - 1))
+    later = [
+        Turn(count + number, float(think), tokens)
+        for number, (think, tokens) in enumerate(zip(thinks, lengths[count:], strict=True))
+    ]
+    is_tree = spec.family is PromptFamily.TREE
+    for number, (at, path) in enumerate(zip(instants, paths, strict=True)):
+        yield Arrival(
+            number,
+            at,
+            path[0],
+            lengths[number],
+            path=path if is_tree else (),
+            later=tuple(later[number * (turns - 1) : (number + 1) * (turns - 1)]),
+        )
 
 
 def _paths(spec: PromptSpec, count: int, rng: np.random.Generator) -> list[tuple[int, ...]]:
     """For each request its prefix, or its way down the tree."""
     match spec.family:
-        case PromptFamily.ZIPF:
+        case PromptFamily.ZIPF | PromptFamily.SESSIONS:
             levels = [spec.prefixes]
         case PromptFamily.TREE:
             levels = [children for children, _ in spec.tree]
@@ -97,7 +110,7 @@ def prompts_of(scenario: Scenario) -> Prompts:
 
 def _family(spec: PromptSpec) -> Family:
     match spec.family:
-        case PromptFamily.ZIPF:
+        case PromptFamily.ZIPF | PromptFamily.SESSIONS:
             return Prefixes(spec.prefixes, spec.prefix_tokens, spec.unique_tokens)
         case PromptFamily.TREE:
             return Tree(spec.tree, spec.unique_tokens)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from scipy import stats
 
 from harness.errors import UsageError
 from harness.experiment import read_experiment
@@ -253,3 +254,26 @@ def test_what_a_trace_offers_is_told(tmp_path: Path) -> None:
     assert share == pytest.approx(found / asked, abs=0.02)
     assert share > 0.2
     assert offers(Scenario(), ()) == []
+
+
+def test_sessions_plan_their_turns() -> None:
+    plan = planned(load__rate=40.0, load__duration=100.0, prompts__family="sessions",
+                   prompts__turns=4, prompts__think=2.0, output__law="geometric")  # fmt: skip
+    assert len(plan.arrivals) == pytest.approx(40 * 101 / 4, rel=0.1)
+    assert {len(one.later) for one in plan.arrivals} == {3}
+    ids = [one.id for one in plan.arrivals]
+    ids += [turn.id for one in plan.arrivals for turn in one.later]
+    assert sorted(ids) == list(range(4 * len(plan.arrivals)))
+    thinks = [turn.think for one in plan.arrivals for turn in one.later]
+    assert stats.kstest(thinks, stats.expon(scale=2.0).cdf).pvalue > 0.01
+    assert len({turn.output_tokens for one in plan.arrivals for turn in one.later}) > 20
+    assert not any(one.closed_loop for one in plan.arrivals)
+    assert plan.scenario.poisson_rate is None
+    other = planned(load__rate=40.0, load__duration=100.0, prompts__family="sessions",
+                    prompts__turns=4, prompts__think=3.0, output__law="geometric")  # fmt: skip
+    assert other.digest != plan.digest
+
+
+def test_a_replay_has_no_sessions() -> None:
+    with pytest.raises(UsageError, match="a session's later turns come after answers"):
+        traced("mooncake.jsonl", "mooncake", prompts__family="sessions")

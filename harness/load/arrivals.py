@@ -24,6 +24,7 @@ class Stream(IntEnum):
     ASSIGNMENT = 6
     TREE_TOKENS = 7
     BLOCK_TOKENS = 8
+    THINKING = 9
 
 
 def stream(seed: int, which: Stream, *path: int) -> np.random.Generator:

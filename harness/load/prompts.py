@@ -164,6 +164,10 @@ class Prompts:
         """Token ids of the prompt of one arrival."""
         return self._made(self.family.parts(arrival))
 
+    def tail(self, arrival: Arrival) -> list[int]:
+        """Token ids of an arrival's own, behind whatever it shares."""
+        return self._made(self.family.parts(arrival)[-1:])
+
     def priming(self, number: int, visit: int) -> list[int]:
         """Token ids of a prompt that caches a shared beginning; no two visits share their tail."""
         tail = Part(Stream.PRIMING_TOKENS, (number, visit), self._priming_tokens)

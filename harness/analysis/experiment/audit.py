@@ -31,7 +31,7 @@ def check(recorded: Sequence[Recorded], runs: Sequence[Run], queue: Queue) -> tu
         return ()
     rate = measured[0].rate
     plan = measured[0].journals.manifest.plan
-    poisson = plan.scenario.load.poisson_rate is not None
+    poisson = plan.scenario.poisson_rate is not None
     found = [
         _worst(_gauges(run) for run in measured),
         *([checks.arrivals(_poisson(measured))] if poisson else []),

@@ -221,7 +221,7 @@ def _pooled(
     both = [(row.preempted, row.running) for row in effective]
     known = [(a, b) for a, b in both if a is not None and b is not None]
     running = sum(b for _, b in known)
-    poisson = all(run.journals.manifest.plan.scenario.load.poisson_rate for run in runs)
+    poisson = all(run.journals.manifest.plan.scenario.poisson_rate for run in runs)
     expected = rate * sum(s for _, s in idles) if poisson else None
     told = minutes > 0 and bool(pressure) and None not in pressure
     return ModeFigures(
