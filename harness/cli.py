@@ -240,6 +240,18 @@ def _report(folder: options.FolderArgument) -> None:
         _show(folder)
 
 
+@app.command("export")
+def _export(
+    folder: options.FolderArgument, to: options.ExportTo, out: options.ExportOut = None
+) -> None:
+    """Write a run's requests for other programs: as vllm bench serve does, as CSV or as Parquet."""
+    from harness.report.export import export
+
+    file = out or folder / to.file
+    _write(file, export(read_run(folder), to))
+    _say(f"{to}: {file}")
+
+
 @app.command("schema")
 def _schema() -> None:
     """Print the JSON Schema of summary.json, of a run and of an experiment."""
@@ -347,7 +359,7 @@ def _carry_out(plan: Plan, where: Target | ReplicaSpec, folder: Path) -> None:
     """Run, report whatever was measured, and exit with the code that says how it ended."""
     with Display(_out) as display:
         display.say(
-            f"{len(plan.arrivals)} requests over {plan.end:g} s, {len(plan.resets)} resets; "
+            f"{plan.requests} requests over {plan.end:g} s, {len(plan.resets)} resets; "
             f"everything goes into {folder}"
         )
         ending = run(plan, where, folder, Watcher(display.say, display.show))

@@ -26,7 +26,15 @@ from harness.plan import Plan, make_plan
 from harness.records import AttemptOutcome, ResetMode
 from harness.replica.process import ReplicaSpec
 from harness.run import Run, Watcher, on_uvloop
-from harness.scenario import SPACING_RULE, Scenario, check, convert, read_toml
+from harness.scenario import (
+    SPACING_RULE,
+    Scenario,
+    check,
+    convert,
+    identity,
+    locate,
+    read_toml,
+)
 from harness.server import Server, open_server
 from harness.store import MANIFEST, RunFolder, read_manifest, read_run
 from harness.target import Target
@@ -73,7 +81,7 @@ def read_experiment(file: Path) -> ExperimentSpec:
     Raises:
         UsageError: the file cannot be read, a key is unknown, or a value cannot be planned.
     """
-    settings = read_toml(file)
+    settings = locate(read_toml(file), file)
     own = {field for field in ExperimentSpec.__struct_fields__ if field != "scenario"}
     about = {"name": file.stem} | {key: settings.pop(key) for key in own & settings.keys()}
     scenario = convert({"name": about["name"], **settings}, Scenario, str(file))
@@ -238,7 +246,7 @@ async def _run_all(runs: list[PlannedRun], out: Path, server: Server, watcher: W
 
 def _claim(spec: ExperimentSpec, planned: tuple[PlannedRun, ...], out: Path) -> None:
     """Make ``out`` the folder of ``spec``, or check that it is."""
-    digest = hashlib.sha256(msgspec.json.encode(spec)).hexdigest()
+    digest = hashlib.sha256(msgspec.json.encode(identity(spec))).hexdigest()
     file = out / EXPERIMENT
     if file.exists():
         found = read_experiment_manifest(out)

@@ -64,6 +64,7 @@ _DTYPES = dict.fromkeys(_COLUMNS, "float64") | {
     "prefix": "int64",
     "outcome": "str",
     "error": "object",
+    "closed_loop": "bool",
 }
 
 

@@ -62,6 +62,8 @@ class Instruments:
 
     send: Callable[[Arrival, float], Awaitable[RequestRecord]]
     """Send an arrival whose task began at the given instant; raises only cancellation."""
+    follow: Callable[[Arrival, RequestRecord], Arrival | None]
+    """The turn that follows an ended one of a session; None where none does."""
     abandon: Callable[[], Sequence[RequestRecord]]
     """Records of the requests whose ``send`` was cancelled."""
     reset: Callable[[ResetMode], Awaitable[ResetAttempt]]
@@ -164,11 +166,16 @@ class _Measurement:
                 )
             )
 
-    async def _send(self, arrival: Arrival, started: float) -> None:
+    async def _send(self, arrival: Arrival, started: float) -> Arrival | None:
+        """Send and journal; return the next turn of its session, unless the load ends before it."""
         if not self._pending:
             self._busy_since = self._now
         self._sent += 1
-        self._note(await self._do.send(arrival, started))
+        record = await self._do.send(arrival, started)
+        self._note(record)
+        following = self._do.follow(arrival, record)
+        in_time = following is not None and following.scheduled < self._plan.end
+        return following if in_time else None
 
     def _note(self, record: RequestRecord) -> None:
         self._folder.append_request(record)

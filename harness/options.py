@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from harness.records import ResetMode
+from harness.report.export import ExportFormat
 from harness.scenario import LengthLaw, PromptForm
 
 _LOAD, _RESETS, _PROMPTS = "Load", "Resets", "Prompts and outputs"
@@ -137,4 +138,9 @@ AllowConfig = Annotated[
 ]
 CompareOut = Annotated[
     Path | None, _option("Folder for report.html and summary.json.", None, "--out")
+]
+
+ExportTo = Annotated[ExportFormat, _option("What to write.", None, "--to")]
+ExportOut = Annotated[
+    Path | None, _option("The file to write; default one in the run's folder.", None, "--out")
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from statistics import median
 from time import perf_counter
+from typing import NamedTuple
 
 import anyio
 import msgspec
@@ -20,10 +21,20 @@ from harness.records import (
     ResetAttempt,
     ResetMode,
 )
-from harness.scenario import PromptSpec
 
 EMPTYING_SECONDS = 30.0
 """How long a refused reset is tried again before the run starts on a cache that is not empty."""
+
+
+class Pool(NamedTuple):
+    """What is to be cached before the load: prefixes of equal size."""
+
+    prefixes: int
+    prefix_tokens: int
+    unique_tokens: int
+    """Tokens of the tail behind a prefix in a priming prompt."""
+    branches: int = 1
+    """How many prefixes in turn begin alike: of those only the first finds nothing cached."""
 
 
 class Priming(msgspec.Struct, frozen=True):
@@ -38,7 +49,10 @@ class Priming(msgspec.Struct, frozen=True):
     seconds: float
     prefixes: int
     cold_cached_share: float | None
-    """Prompt tokens of the first round that were cached, of all; 0 proves the cache was empty."""
+    """Prompt tokens of the first round that were cached, of all; 0 proves the cache was empty.
+
+    Of prefixes that begin alike only the first counts.
+    """
     hot_cached_share: float | None
     """Prefix tokens of the second round that were cached, of all; near 1 if all prefixes fit."""
     cold_ttft: float
@@ -49,7 +63,7 @@ class Priming(msgspec.Struct, frozen=True):
 
 
 async def prime(
-    spec: PromptSpec,
+    pool: Pool,
     send: Callable[[Arrival, int], Awaitable[RequestRecord]],
     reset: Callable[[ResetMode], Awaitable[ResetAttempt]] | None,
     watch: Callable[[Progress], None],
@@ -67,20 +81,22 @@ async def prime(
     rounds: list[list[RequestRecord]] = []
     for visit in (0, 1):
         records: list[RequestRecord] = []
-        for prefix in range(spec.prefixes):
+        for prefix in range(pool.prefixes):
             record = await send(Arrival(-1 - prefix, perf_counter() - began, prefix, 1), visit)
             _check(record)
             records.append(record)
-            done = visit * spec.prefixes + prefix + 1
-            watch(Progress(Phase.PREPARING, done / (2 * spec.prefixes), 1.0, sent=done, done=done))
+            done = visit * pool.prefixes + prefix + 1
+            watch(Progress(Phase.PREPARING, done / (2 * pool.prefixes), 1.0, sent=done, done=done))
         rounds.append(records)
     cold, hot = rounds
     priming = Priming(
         emptied=emptied,
         seconds=perf_counter() - began,
-        prefixes=spec.prefixes,
-        cold_cached_share=_cached_share(cold, spec.prefix_tokens + spec.unique_tokens),
-        hot_cached_share=_cached_share(hot, spec.prefix_tokens),
+        prefixes=pool.prefixes,
+        cold_cached_share=_cached_share(
+            cold[:: pool.branches], pool.prefix_tokens + pool.unique_tokens
+        ),
+        hot_cached_share=_cached_share(hot, pool.prefix_tokens),
         cold_ttft=_ttft(cold),
         hot_ttft=_ttft(hot),
     )

@@ -78,14 +78,40 @@ class PreemptionSource(StrEnum):
     """``vllm:num_preemptions_total``: a lower bound while some are unresolved."""
 
 
-class Arrival(msgspec.Struct, frozen=True):
-    """One planned request; its prompt is made from the plan by ``load.prompts``."""
+class Turn(msgspec.Struct, frozen=True):
+    """A later turn of a session, which comes when its user has thought about the last answer."""
+
+    id: int
+    think: float
+    """Seconds between the end of the turn before and this one's planned instant."""
+    output_tokens: int
+
+
+class Arrival(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One planned request; its prompt is made from the plan by ``load.prompts``.
+
+    What has a default came later and is left out where it says nothing: digests are over arrivals.
+    """
 
     id: int
     scheduled: float
     prefix: int
-    """Which shared prefix its prompt begins with."""
+    """Which shared prefix its prompt begins with: prompts of different ones share nothing.
+
+    In a tree the child of the root, in a trace the first block, by order of appearance; 0 where
+    nothing is shared.
+    """
     output_tokens: int
+    path: tuple[int, ...] = ()
+    """What its prompt is made of: the way down a tree, or a trace's hash ids."""
+    prompt_tokens: int | None = None
+    """Size of its prompt, where a trace decides it."""
+    row: int | None = None
+    """Which row of a trace holds its prompt's text, from 0."""
+    later: tuple[Turn, ...] = ()
+    """The turns of its session that follow it."""
+    closed_loop: bool = False
+    """Whether its planned instant was counted from the end of another request."""
 
 
 class PlannedReset(msgspec.Struct, frozen=True):
@@ -119,6 +145,8 @@ class RequestRecord(msgspec.Struct, frozen=True):
     http_status: int | None = None
     error: str | None = None
     """The first 500 characters of the reason, for anything but ``ok``."""
+    closed_loop: bool = False
+    """Whether ``scheduled`` counts from the end of the session's turn before: no open loop."""
 
 
 class ResetAttempt(msgspec.Struct, frozen=True):

@@ -17,23 +17,25 @@ import anyio
 import msgspec
 
 import harness
+from harness.conversations import Conversations
 from harness.errors import HarnessError, JournalError
 from harness.journals import SCHEMA_VERSION, Manifest, RunStatus
 from harness.load.prompts import as_text
 from harness.measurement import Ending, Instruments, measure
-from harness.plan import Plan, prompts_of
-from harness.priming import prime
+from harness.plan import Plan
+from harness.priming import Pool, prime
 from harness.records import Arrival, Progress, RequestRecord, ResetMode
 from harness.replica.doctor import Diagnosis, inspect
 from harness.replica.metrics import Scraper
 from harness.replica.process import ReplicaSpec
 from harness.replica.reset import Resetter
-from harness.scenario import LengthLaw, PromptForm
+from harness.scenario import LengthLaw, PromptFamily, PromptForm
 from harness.server import Server, open_server
 from harness.store import RunFolder
 from harness.target import Target
 from harness.wire.client import open_client
 from harness.wire.completions import Completions
+from harness.workload import offers, prompts_of, texts_of
 
 LEAD = 0.2
 """Seconds between the end of priming and the run's zero, so that every task is up before it."""
@@ -132,10 +134,12 @@ class Run:
         self._note(server=diagnosis.server(), warnings=diagnosis.warnings())
         async with AsyncExitStack() as stack:
             wire = await _Wire.open(self._plan, server.target, diagnosis, stack)
-            self._watcher.say(f"priming {self._plan.scenario.prompts.prefixes} prefixes")
+            for line in offers(self._plan.scenario, self._plan.arrivals):
+                self._watcher.say(line)
+            self._watcher.say(f"priming {wire.pool.prefixes} prefixes")
             began = perf_counter()
             priming = await prime(
-                self._plan.scenario.prompts,
+                wire.pool,
                 wire.priming(began),
                 wire.reset(began) if wire.can_reset else None,
                 self._watcher.show,
@@ -176,6 +180,8 @@ class _Wire:
     ) -> None:
         self._scenario = plan.scenario
         self._prompts = prompts_of(plan.scenario)
+        self._texts = texts_of(plan.scenario)
+        self._conversations = Conversations(self._prompts, plan.scenario.prompts.form)
         self._completions = completions
         self._resetter = resetter
         self._scraper = scraper
@@ -204,6 +210,14 @@ class _Wire:
         wire.can_reset = ResetMode.DEFAULT in diagnosis.reset_modes
         return wire
 
+    @property
+    def pool(self) -> Pool:
+        """What is cached before the load."""
+        family = self._prompts.family
+        shared = sum(part.tokens for part in family.shared(0))
+        tail = self._scenario.prompts.unique_tokens
+        return Pool(family.primed, shared, tail, family.branches)
+
     def reset(self, zero: float) -> partial[Any]:
         return partial(self._resetter.attempt, external=self._scenario.resets.external, zero=zero)
 
@@ -220,11 +234,20 @@ class _Wire:
         completions = self._completions(zero=zero)
 
         async def send(arrival: Arrival, started: float) -> RequestRecord:
-            ids = self._prompts.token_ids(arrival.prefix, arrival.id)
-            return await completions.send(arrival, self._prompt(ids), started)
+            if arrival.row is not None:
+                return await completions.send(arrival, self._texts[arrival.row], started)
+            prompt = self._prompt(self._prompts.token_ids(arrival))
+            return await completions.send(arrival, prompt, started)
 
+        async def speak(arrival: Arrival, started: float) -> RequestRecord:
+            prompt = self._conversations.prompt(arrival)
+            heard = partial(self._conversations.heard, arrival)
+            return await completions.send(arrival, prompt, started, heard)
+
+        in_sessions = self._scenario.prompts.family is PromptFamily.SESSIONS
         return Instruments(
-            send=send,
+            send=speak if in_sessions else send,
+            follow=self._conversations.follow,
             reset=self.reset(zero),
             scrape=partial(self._scraper.scrape, zero),
             last_heard=lambda: completions.last_heard,

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from harness.errors import UsageError
+from harness.load.traces import TraceFormat, TraceSpec, read_trace
 from harness.records import ResetMode
 
 WARMUP_RULE = 60.0
@@ -45,28 +46,95 @@ class LengthLaw(StrEnum):
     """Geometric with mean ``tokens``."""
 
 
+class Process(StrEnum):
+    """How arrivals lie in time (``load.processes``); ``rate`` is the mean of each."""
+
+    POISSON = "poisson"
+    GAMMA = "gamma"
+    """Gamma gaps, as bursty as ``burstiness`` says."""
+    CONSTANT = "constant"
+    RAMP = "ramp"
+    """Poisson with a rate that goes through ``levels`` in the measured period."""
+    STEPS = "steps"
+    """Poisson with a rate that holds each of ``levels`` equally long."""
+    ON_OFF = "on_off"
+    """Poisson for ``on`` seconds, silent for ``off``, in turn."""
+    REPLAY = "replay"
+    """The instants of the trace, stretched to ``rate``; without a rate, as recorded."""
+
+
+class PromptFamily(StrEnum):
+    """What prompts have in common (``load.prompts``)."""
+
+    ZIPF = "zipf"
+    """One of ``prefixes`` shared prefixes, drawn by a Zipf law, then a unique tail."""
+    TREE = "tree"
+    """A path down a tree of shared blocks, then a unique tail."""
+    SESSIONS = "sessions"
+    """Conversations of ``turns`` turns: each holds all that was said before, answers included."""
+    UNIQUE = "unique"
+    """Nothing: ``prefix_tokens + unique_tokens`` of their own, the cold reference."""
+    TRACE = "trace"
+    """What the trace says; it decides sizes and output lengths too."""
+
+
 class LoadSpec(msgspec.Struct, frozen=True):
     """When requests are sent. ``duration`` is measured time; load lasts ``warmup + duration``."""
 
     rate: float = 4.0
-    """Mean arrivals a second of the Poisson process."""
+    """Mean arrivals a second."""
     duration: float = 600.0
     warmup: float = WARMUP_RULE
     max_in_flight: int | None = None
     """Cap on requests in flight; None is an open loop. A cap that bites shows as queueing."""
+    process: Process = Process.POISSON
+    burstiness: float = 1.0
+    """Shape of gamma gaps, as in vLLM: below 1 burstier than Poisson, above 1 more even."""
+    levels: tuple[float, ...] = ()
+    """Relative rates of a ramp or of steps; scaled so that their mean is ``rate``."""
+    on: float = 10.0
+    off: float = 10.0
 
 
 class PromptSpec(msgspec.Struct, frozen=True):
-    """What requests ask: a shared prefix drawn by a Zipf law, then a unique tail."""
+    """What requests ask; by default a shared prefix drawn by a Zipf law, then a unique tail."""
 
     form: PromptForm = PromptForm.TOKEN_IDS
     prefixes: int = 24
     zipf: float = 1.0
-    """Exponent s of the Zipf law: prefix k (from 1) is drawn with weight k**−s."""
+    """Exponent s of the Zipf law: prefix k (from 1) is drawn with weight k**−s.
+
+    In a tree each node's children are drawn so.
+    """
     prefix_tokens: int = 2000
     unique_tokens: int = 60
     vocabulary: tuple[int, int] = (1000, 4000)
     """Token ids are drawn from this half-open range; below it lie special tokens of most models."""
+    family: PromptFamily = PromptFamily.ZIPF
+    tree: tuple[tuple[int, int], ...] = ((1, 1000), (4, 600), (8, 400))
+    """Levels from the root down: children of each node and tokens of each child.
+
+    By default one system prompt, four tool blocks after it, eight sessions after each.
+    """
+    turns: int = 4
+    """Requests of a session. Its user says ``unique_tokens`` in each."""
+    think: float = 5.0
+    """Mean seconds, exponentially drawn, from the end of an answer to the next turn."""
+
+    @property
+    def shared_share(self) -> float:
+        """Share of a prompt's tokens that it has in common with every other of its prefix."""
+        match self.family:
+            case PromptFamily.ZIPF:
+                return self.prefix_tokens / (self.prefix_tokens + self.unique_tokens)
+            case PromptFamily.TREE:
+                whole = sum(tokens for _, tokens in self.tree) + self.unique_tokens
+                return self.tree[0][1] / whole
+            case PromptFamily.SESSIONS:
+                whole = self.prefix_tokens + self.turns * self.unique_tokens
+                return self.prefix_tokens / whole
+            case _:
+                return 1.0
 
 
 class OutputSpec(msgspec.Struct, frozen=True):
@@ -119,6 +187,37 @@ class Scenario(msgspec.Struct, frozen=True):
     output: OutputSpec = OutputSpec()
     resets: ResetSpec = ResetSpec()
     timeouts: TimeoutSpec = TimeoutSpec()
+    trace: TraceSpec = TraceSpec()
+
+    @property
+    def poisson_rate(self) -> float | None:
+        """The load's rate if requests see time averages: if they are Poisson at a constant rate."""
+        open_loop = self.prompts.family is not PromptFamily.SESSIONS
+        return self.load.rate if open_loop and self.load.process is Process.POISSON else None
+
+
+_LATER: Mapping[type[msgspec.Struct], frozenset[str]] = {
+    LoadSpec: frozenset({"process", "burstiness", "levels", "on", "off"}),
+    PromptSpec: frozenset({"family", "tree", "turns", "think"}),
+    Scenario: frozenset({"trace"}),
+}
+"""Fields that came after digests were first written down."""
+
+
+def identity(spec: msgspec.Struct) -> dict[str, Any]:
+    """``spec`` as plain data, without later fields that are at their default.
+
+    Digests are over this, so what does not use a later field keeps the digest it had before.
+    """
+    later = _LATER.get(type(spec), frozenset())
+    plain: dict[str, Any] = {}
+    for field in msgspec.structs.fields(spec):
+        value = getattr(spec, field.name)
+        if field.name in later and value == field.default:
+            continue
+        is_table = isinstance(value, msgspec.Struct)
+        plain[field.name] = identity(value) if is_table else msgspec.to_builtins(value)
+    return plain
 
 
 OPTIONS: Mapping[str, str] = {
@@ -147,14 +246,22 @@ _LIMITS: Mapping[str, tuple[float, float, str]] = {
     "load.duration": (1, 604_800, "s"),
     "load.warmup": (0, 86_400, "s"),
     "load.max_in_flight": (1, 1_000_000, "requests"),
+    "load.burstiness": (0.01, 1000, ""),
+    "load.levels": (0, 1_000_000, ""),
+    "load.on": (0.01, 86_400, "s"),
+    "load.off": (0.01, 86_400, "s"),
     "prompts.prefixes": (1, 100_000, "prefixes"),
     "prompts.zipf": (0, 10, ""),
     "prompts.prefix_tokens": (0, 10_000_000, "tokens"),
     "prompts.unique_tokens": (1, 10_000_000, "tokens"),
+    "prompts.turns": (1, 1000, "turns"),
+    "prompts.think": (0.001, 86_400, "s"),
     "output.tokens": (1, 10_000_000, "tokens"),
     "resets.every": (0.1, 604_800, "s"),
     "resets.at": (0, 604_800, "s"),
     "resets.retry_every": (0.001, 3600, "s"),
+    "trace.window": (0, 1e9, "s"),
+    "trace.bad_share": (0, 1, ""),
     "timeouts.connect": (0.01, 3600, "s"),
     "timeouts.idle": (0.01, 86_400, "s"),
     "timeouts.reset": (0.01, 3600, "s"),
@@ -175,7 +282,7 @@ def read_scenario(file: Path | None, flags: Mapping[str, Any]) -> Scenario:
     Raises:
         UsageError: the file cannot be read, a key is unknown, or a value is out of its range.
     """
-    settings: dict[str, Any] = {} if file is None else read_toml(file)
+    settings: dict[str, Any] = {} if file is None else locate(read_toml(file), file)
     where = "the options" if file is None else str(file)
     if file is None and not flags.keys() & {*LOOK, "resets.at"}:
         flags = {**LOOK, **flags}
@@ -191,7 +298,21 @@ def read_scenario(file: Path | None, flags: Mapping[str, Any]) -> Scenario:
         _put(settings, key, value)
     scenario = convert(settings, Scenario, where)
     check(scenario)
+    if scenario.load.process is Process.REPLAY and "rate" not in settings.get("load", {}):
+        recorded = read_trace(scenario.trace).rate
+        scenario = msgspec.structs.replace(
+            scenario, load=msgspec.structs.replace(scenario.load, rate=recorded)
+        )
+        check(scenario)
     return scenario
+
+
+def locate(settings: dict[str, Any], file: Path) -> dict[str, Any]:
+    """``settings`` of ``file`` with the path of a trace made to count from here."""
+    trace = settings.get("trace")
+    if isinstance(trace, dict) and isinstance(trace.get("file"), str):
+        trace["file"] = str(file.parent / trace["file"])
+    return settings
 
 
 Settings = TypeVar("Settings", bound=msgspec.Struct)
@@ -231,7 +352,92 @@ def check(scenario: Scenario) -> None:
             f"--rate × (--warmup + --duration) plans over {_MOST_ARRIVALS:,} requests; "
             "lower one of them."
         )
+    _check_workload(scenario)
     _check_resets(scenario)
+
+
+_GOES_WITH: Mapping[str, tuple[str, tuple[StrEnum, ...]]] = {
+    "load.burstiness": ("load.process", (Process.GAMMA,)),
+    "load.levels": ("load.process", (Process.RAMP, Process.STEPS)),
+    "load.on": ("load.process", (Process.ON_OFF,)),
+    "load.off": ("load.process", (Process.ON_OFF,)),
+    "prompts.prefixes": ("prompts.family", (PromptFamily.ZIPF, PromptFamily.SESSIONS)),
+    "prompts.zipf": (
+        "prompts.family",
+        (PromptFamily.ZIPF, PromptFamily.TREE, PromptFamily.SESSIONS),
+    ),
+    "prompts.turns": ("prompts.family", (PromptFamily.SESSIONS,)),
+    "prompts.think": ("prompts.family", (PromptFamily.SESSIONS,)),
+    "prompts.tree": ("prompts.family", (PromptFamily.TREE,)),
+    "prompts.prefix_tokens": (
+        "prompts.family",
+        tuple(family for family in PromptFamily if family is not PromptFamily.TREE),
+    ),
+    "output.law": (
+        "prompts.family",
+        tuple(family for family in PromptFamily if family is not PromptFamily.TRACE),
+    ),
+    "output.tokens": (
+        "prompts.family",
+        tuple(family for family in PromptFamily if family is not PromptFamily.TRACE),
+    ),
+}
+"""Knobs that only some choices read: elsewhere they would be accepted and ignored."""
+
+_MOST_LEAVES = 100_000
+
+
+def _check_workload(scenario: Scenario) -> None:
+    """Raise unless process, family and trace go together."""
+    mine, plain = msgspec.to_builtins(scenario), msgspec.to_builtins(Scenario())
+    for key, (choice, having) in _GOES_WITH.items():
+        chosen = _get(mine, choice)
+        if _get(mine, key) != _get(plain, key) and chosen not in having:
+            allowed = " or ".join(f'"{one}"' for one in having)
+            raise UsageError(f'{_option(key)} goes with {choice} = {allowed}, not "{chosen}".')
+    load, tree = scenario.load, scenario.prompts.tree
+    if load.process in (Process.RAMP, Process.STEPS) and (
+        len(load.levels) < 2 or not any(load.levels)
+    ):
+        raise UsageError(
+            f"load.levels is {list(load.levels)}; a {load.process} needs two or more, not all 0."
+        )
+    if not tree or any(children < 1 or tokens < 1 for children, tokens in tree):
+        raise UsageError("prompts.tree needs one level or more of [children, tokens], each over 0.")
+    if math.prod(children for children, _ in tree) > _MOST_LEAVES:
+        raise UsageError(f"prompts.tree has over {_MOST_LEAVES:,} leaves; take fewer children.")
+    if scenario.prompts.family is PromptFamily.SESSIONS and load.process is Process.REPLAY:
+        raise UsageError(
+            "a replay says when every request comes, a session's later turns come after answers: "
+            "take another load.process or prompts.family."
+        )
+    _check_trace(scenario)
+
+
+def _check_trace(scenario: Scenario) -> None:
+    trace = scenario.trace
+    asked = scenario.prompts.family is PromptFamily.TRACE
+    replayed = scenario.load.process is Process.REPLAY
+    if (asked or replayed) and trace.file is None:
+        raise UsageError('load.process = "replay" and prompts.family = "trace" need trace.file.')
+    if trace != TraceSpec() and not (asked or replayed):
+        raise UsageError(
+            '[trace] is read by load.process = "replay" and prompts.family = "trace"; '
+            "set one of them."
+        )
+    if trace.window is not None and trace.window[0] >= trace.window[1]:
+        raise UsageError(
+            f"trace.window is {list(trace.window)}; its begin must lie before its end."
+        )
+    if trace.format is TraceFormat.SHAREGPT:
+        if replayed or trace.window is not None:
+            raise UsageError(
+                "ShareGPT has no instants: take another load.process, no trace.window."
+            )
+        if scenario.prompts.form is PromptForm.TOKEN_IDS:
+            raise UsageError('ShareGPT is text: set prompts.form to "chat" or "text".')
+    if trace.format is TraceFormat.INSTANTS and asked:
+        raise UsageError("a trace of instants has no prompts: take another prompts.family.")
 
 
 def _check_resets(scenario: Scenario) -> None:

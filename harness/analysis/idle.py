@@ -21,7 +21,7 @@ class IdleWindows(msgspec.Struct, frozen=True):
     per_minute: float | None
     """Windows a minute, as counted."""
     expected_per_minute: float | None
-    """λ·P₀ a minute, with the planned rate λ and this run's own P₀."""
+    """λ·P₀ a minute, with the planned rate λ and this run's own P₀; None unless Poisson."""
 
 
 def windows(in_flight: InFlight, period: Period) -> tuple[Floats, Floats]:
@@ -37,14 +37,15 @@ def windows(in_flight: InFlight, period: Period) -> tuple[Floats, Floats]:
     return begins[turns[:-1] == 1], ends[turns[1:] == -1]
 
 
-def measure(in_flight: InFlight, period: Period, rate: float) -> IdleWindows:
+def measure(in_flight: InFlight, period: Period, rate: float | None) -> IdleWindows:
     """Idle windows in ``period``, beside what Poisson arrivals at ``rate`` a second predict.
 
     Every idle window is ended by an arrival that finds nothing in flight, and Poisson arrivals
     see time averages (Wolff 1982), so windows come at λ·P₀ whatever the service. In one run the
     difference between the count and λ × the idle time is a martingale: its expectation is 0 and
     its variance is that same λ × idle time. A window cut by the period's edge counts, so the count
-    may exceed the arrivals that ended one by 1.
+    may exceed the arrivals that ended one by 1. Where arrivals are not Poisson ``rate`` is None and
+    nothing is predicted.
     """
     if period.length <= 0:
         return IdleWindows(0, 0.0, None, None, None)
@@ -56,5 +57,5 @@ def measure(in_flight: InFlight, period: Period, rate: float) -> IdleWindows:
         longest=float(lengths.max(initial=0.0)),
         share=share,
         per_minute=60 * len(lengths) / period.length,
-        expected_per_minute=60 * rate * share,
+        expected_per_minute=None if rate is None else 60 * rate * share,
     )

@@ -27,9 +27,13 @@ class Period(msgspec.Struct, frozen=True):
 
 
 def unrecorded(journals: Journals) -> NDArray[np.float64]:
-    """Planned instants of the arrivals without a record, in order: not sent, or lost in a kill."""
+    """Planned instants of the arrivals without a record, in order: not sent, or lost in a kill.
+
+    Later turns of sessions are not among them: when they were to come nobody knows.
+    """
     arrivals = journals.manifest.plan.arrivals
-    if len(journals.requests) == len(arrivals):
+    closed_loop = int(journals.requests.frame["closed_loop"].sum())
+    if len(journals.requests) - closed_loop == len(arrivals):
         return np.zeros(0)
     ids = np.fromiter((arrival.id for arrival in arrivals), np.int64, len(arrivals))
     missing = ~np.isin(ids, journals.requests.frame["id"].to_numpy(np.int64))

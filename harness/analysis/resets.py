@@ -202,5 +202,5 @@ def _least_hit(frame: pd.DataFrame, prompts: PromptSpec) -> Floats:
     """
     if prompts.form is not PromptForm.CHAT:
         return np.ones(len(frame))
-    share = prompts.prefix_tokens / (prompts.prefix_tokens + prompts.unique_tokens)
-    return np.asarray(frame["prompt_tokens"].fillna(prompts.prefix_tokens) * share / 2)
+    told = frame["prompt_tokens"].fillna(prompts.prefix_tokens)
+    return np.asarray(told * prompts.shared_share / 2)

@@ -106,7 +106,7 @@ def summarize(journals: Journals) -> RunSummary:
         timings=evidence.timings,
         client=evidence.client,
         occupancy=evidence.occupancy,
-        idle=idle.measure(in_flight, period, rate),
+        idle=idle.measure(in_flight, period, plan.scenario.poisson_rate),
         resets=tuple(
             ResetRow(reset, recovered, _wait(reset))
             for reset, recovered in zip(

@@ -1,4 +1,4 @@
-"""Arrival instants and choices, drawn from seeded streams; pure functions."""
+"""Seeded streams, and choices drawn from them; pure functions."""
 
 from __future__ import annotations
 
@@ -22,27 +22,14 @@ class Stream(IntEnum):
     UNIQUE_TOKENS = 4
     PRIMING_TOKENS = 5
     ASSIGNMENT = 6
+    TREE_TOKENS = 7
+    BLOCK_TOKENS = 8
+    THINKING = 9
 
 
 def stream(seed: int, which: Stream, *path: int) -> np.random.Generator:
     """Generator of one stream, or of one numbered child of it."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(which, *path)))
-
-
-def poisson(rate: float, end: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Instants of a Poisson process of ``rate`` per second on [0, ``end``) seconds.
-
-    Gaps are exponential and left as drawn: the number of arrivals is random, as it should be.
-    """
-    instants: list[NDArray[np.float64]] = []
-    last = 0.0
-    chunk = max(16, int(rate * end * 1.1))
-    while last < end:
-        drawn = last + np.cumsum(rng.exponential(1 / rate, size=chunk))
-        instants.append(drawn)
-        last = float(drawn[-1])
-    whole = np.concatenate(instants)
-    return whole[whole < end]
 
 
 def zipf_choice(

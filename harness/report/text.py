@@ -189,12 +189,13 @@ def _cells(one: Distribution) -> list[str]:
 
 def _idle(summary: RunSummary) -> str:
     idle = summary.idle
-    if idle.per_minute is None or idle.expected_per_minute is None or idle.share is None:
+    if idle.per_minute is None or idle.share is None:
         return ""
+    expected = idle.expected_per_minute
+    beside = "" if expected is None else f"; λ·P₀ is {expected:.2f}"
     return (
-        f"Idle windows: {idle.count} ({idle.per_minute:.2f} a minute; λ·P₀ is "
-        f"{idle.expected_per_minute:.2f}), longest {duration(idle.longest)}, "
-        f"idle {idle.share:.1%} of the time."
+        f"Idle windows: {idle.count} ({idle.per_minute:.2f} a minute{beside}), "
+        f"longest {duration(idle.longest)}, idle {idle.share:.1%} of the time."
     )
 
 

@@ -74,12 +74,17 @@ class Answer:
         tokens: Token ids generated, where the chunks list them.
         usage: The last ``usage``, or None.
         finish_reason: Why generation ended, or None if the stream never said.
+        ids: Token ids generated, if ``keep``.
+        texts: Pieces of text generated, if ``keep``; reasoning is not among them.
         events: Events read, ``[DONE]`` included.
         fault: The error object's text, if the stream carried one.
         nonsense: What could not be read, if anything; reading stops there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, keep: bool = False) -> None:
+        self._keep = keep
+        self.ids: list[int] = []
+        self.texts: list[str] = []
         self.token_times: list[float] = []
         self.tokens = 0
         self.usage: Usage | None = None
@@ -123,6 +128,8 @@ class Answer:
 
     def _note(self, stamp: float, chunk: _Chunk) -> None:
         for choice in chunk.choices or ():
+            if self._keep:
+                self._hear(choice)
             if choice.token_ids:
                 self.tokens += len(choice.token_ids)
                 self.token_times.append(stamp)
@@ -134,6 +141,12 @@ class Answer:
             self.usage = chunk.usage
         if chunk.error is not None or chunk.object == "error":
             self.fault = error_text(chunk.message if chunk.error is None else chunk.error)
+
+    def _hear(self, choice: _Choice) -> None:
+        self.ids += choice.token_ids or ()
+        said = choice.text if choice.delta is None else choice.delta.content
+        if said:
+            self.texts.append(said)
 
 
 def _has_content(delta: _Delta) -> bool:

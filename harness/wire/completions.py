@@ -7,10 +7,10 @@ which finish together do not hold up the stamps of those still running.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Final
+from typing import Final, cast
 
 import httpx
 import msgspec
@@ -32,6 +32,17 @@ _PUBLIC_HEADERS: Final = frozenset(
 _ABANDONED: Final = (Outcome.ABANDONED, "the run was stopped")
 
 
+class Message(msgspec.Struct, frozen=True):
+    """One side's words in a chat."""
+
+    role: str
+    content: str
+
+
+Prompt = Sequence[int] | str | Sequence[Message]
+"""Token ids or text, or, for ``PromptForm.CHAT``, text or messages."""
+
+
 class _Body(msgspec.Struct, omit_defaults=True):
     model: str
     max_tokens: int
@@ -39,7 +50,7 @@ class _Body(msgspec.Struct, omit_defaults=True):
     stream: bool
     stream_options: dict[str, bool]
     prompt: Sequence[int] | str | None = None
-    messages: list[dict[str, str]] | None = None
+    messages: Sequence[Message] | None = None
     ignore_eos: bool = False
     return_token_ids: bool = False
 
@@ -105,12 +116,17 @@ class Completions:
         return max([self._heard, *(read[-1] - self._zero for read in stamps if read)])
 
     async def send(
-        self, arrival: Arrival, prompt: Sequence[int] | str, started: float | None = None
+        self,
+        arrival: Arrival,
+        prompt: Prompt,
+        started: float | None = None,
+        heard: Callable[[Answer], None] | None = None,
     ) -> RequestRecord:
         """Send one request now and return its record, whatever the server does.
 
-        ``started`` is when its task began, in seconds since zero, if that was before now. Raises
-        nothing but cancellation, after which ``abandon`` has the record.
+        ``started`` is when its task began, in seconds since zero, if that was before now.
+        ``heard`` is given the answer, with what it said, if it is ``ok``. Raises nothing but
+        cancellation, after which ``abandon`` has the record.
         """
         if started is None:
             started = perf_counter() - self._zero
@@ -131,12 +147,14 @@ class Completions:
             await response.aclose()
         except httpx.TransportError as error:
             failure = error
-        answer = Answer()
+        answer = Answer(keep=heard is not None)
         if exchange.status == 200:
             async with self._parsing:
                 for _ in answer.read(exchange.reads()):
                     await asyncio.sleep(0)
         outcome, reason = judge(exchange, answer, failure)
+        if heard is not None and outcome is Outcome.OK:
+            heard(answer)
         record = self._record(flight, answer, outcome, reason)
         del self._flights[arrival.id]
         exchange.clear()  # httpx's response is a cycle: its bytes would wait for the collector
@@ -161,8 +179,8 @@ class Completions:
         self._flights.clear()
         return records
 
-    def _body(self, arrival: Arrival, prompt: Sequence[int] | str) -> bytes:
-        chat = self._form is PromptForm.CHAT
+    def _body(self, arrival: Arrival, prompt: Prompt) -> bytes:
+        text_or_ids, messages = _put(prompt, chat=self._form is PromptForm.CHAT)
         return msgspec.json.encode(
             _Body(
                 model=self._model,
@@ -170,8 +188,8 @@ class Completions:
                 temperature=0.0,
                 stream=True,
                 stream_options={"include_usage": True},
-                prompt=None if chat else prompt,
-                messages=[{"role": "user", "content": str(prompt)}] if chat else None,
+                prompt=text_or_ids,
+                messages=messages,
                 ignore_eos=self._ignore_eos,
                 return_token_ids=self._form is PromptForm.TOKEN_IDS,
             )
@@ -201,6 +219,7 @@ class Completions:
             cached_tokens=details.cached_tokens if details else None,
             http_status=exchange.status,
             error=None if reason is None else self._scrub(reason)[:ERROR_CHARACTERS],
+            closed_loop=flight.arrival.closed_loop,
         )
 
     def _scrub(self, text: str) -> str:
@@ -208,6 +227,17 @@ class Completions:
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return text
+
+
+def _put(
+    prompt: Prompt, *, chat: bool
+) -> tuple[Sequence[int] | str | None, Sequence[Message] | None]:
+    """What goes into ``prompt`` and into ``messages``."""
+    if isinstance(prompt, str):
+        return (None, [Message("user", prompt)]) if chat else (prompt, None)
+    if chat:
+        return None, cast("Sequence[Message]", prompt)
+    return cast("Sequence[int]", prompt), None
 
 
 def _completion_tokens(answer: Answer) -> int | None:

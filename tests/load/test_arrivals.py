@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from harness.load.arrivals import Stream, poisson, stream, zipf_choice
+from harness.load.arrivals import Stream, stream, zipf_choice
+from harness.load.processes import poisson
 
 
 def test_given_their_count_instants_are_uniform() -> None:

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from harness.load.dispatch import dispatch
-from harness.records import Arrival
+from harness.records import Arrival, Turn
 
 pytestmark = pytest.mark.anyio
 
@@ -73,3 +73,64 @@ async def test_a_stop_sends_no_more_and_lets_those_in_flight_end() -> None:
         await anyio.sleep(0.22)
         sending.cancel()
     assert 3 <= len(ended) <= 6
+
+
+def session(number: int, at: float, turns: int) -> Arrival:
+    later = tuple(Turn(10 * number + n, 0.05, 1) for n in range(1, turns))
+    return Arrival(10 * number, at, 0, 1, later=later)
+
+
+def next_turn(arrival: Arrival, ended: float) -> Arrival | None:
+    if not arrival.later:
+        return None
+    turn, *later = arrival.later
+    return Arrival(turn.id, ended + turn.think, 0, 1, later=tuple(later), closed_loop=True)
+
+
+async def test_a_turn_comes_when_the_one_before_has_ended_and_its_user_has_thought() -> None:
+    zero = perf_counter()
+    times: dict[int, tuple[float, float]] = {}
+
+    async def send(arrival: Arrival, started: float) -> Arrival | None:
+        await anyio.sleep(0.1)
+        times[arrival.id] = started, perf_counter() - zero
+        return next_turn(arrival, times[arrival.id][1])
+
+    arrivals = [session(1, 0.0, 3), session(2, 0.02, 2), Arrival(30, 0.03, 0, 1)]
+    await dispatch(arrivals, send, zero, sending=anyio.CancelScope())
+    assert sorted(times) == [10, 11, 12, 20, 21, 30]
+    for number in (11, 12, 21):
+        assert 0.05 <= times[number][0] - times[number - 1][1] < 0.15
+
+
+async def test_a_failed_turn_ends_its_session() -> None:
+    sent: list[int] = []
+
+    async def send(arrival: Arrival, started: float) -> Arrival | None:
+        sent.append(arrival.id)
+        return None
+
+    with anyio.fail_after(5):
+        await dispatch([session(1, 0.0, 3)], send, perf_counter(), sending=anyio.CancelScope())
+    assert sent == [10]
+
+
+async def test_a_stop_ends_thinking_too_and_lets_those_in_flight_end() -> None:
+    sending, zero = anyio.CancelScope(), perf_counter()
+    ended: list[int] = []
+
+    async def send(arrival: Arrival, started: float) -> Arrival | None:
+        await anyio.sleep(0.2 if arrival.id == 20 else 0.0)
+        ended.append(arrival.id)
+        later = next_turn(arrival, perf_counter() - zero)
+        if later is None or arrival.id == 20:
+            return later
+        return Arrival(later.id, later.scheduled + 60, 0, 1, closed_loop=True)
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            arrivals = [session(1, 0.0, 3), session(2, 0.0, 3)]
+            group.start_soon(lambda: dispatch(arrivals, send, zero, sending=sending))
+            await anyio.sleep(0.1)
+            sending.cancel()
+    assert ended == [10, 20]

@@ -24,7 +24,7 @@ class Replica:
     stock: bool
     answer_until: int
     then: str
-    cached: set[tuple[int, ...]] = field(default_factory=set)
+    cached: set[tuple[object, ...]] = field(default_factory=set)
     running: int = 0
     begun: int = 0
     preempted: int = 0
@@ -76,9 +76,10 @@ class Replica:
             respond(writer, {"error": {"message": "out of memory"}}, 500)
             return
         prompt, tokens = body["prompt"], body["max_tokens"]
-        assert isinstance(prompt, list)
+        words = prompt.split() if isinstance(prompt, str) else prompt
+        assert isinstance(words, list)
         assert isinstance(tokens, int)
-        head = tuple(prompt[:HEAD])
+        head = tuple(words[:HEAD])
         hit, wipes = head in self.cached, self.wipes
         self.running += 1
         try:
@@ -89,14 +90,15 @@ class Replica:
             for number in range(tokens):
                 last = number == tokens - 1
                 event(writer, {"choices": [{
-                    "text": "", "token_ids": [7], "finish_reason": "length" if last else None,
+                    "text": "" if words is prompt else " so", "token_ids": [7],
+                    "finish_reason": "length" if last else None,
                 }]})  # fmt: skip
                 await writer.drain()
                 await asyncio.sleep(0.005)
         finally:
             self.running -= 1
         event(writer, {"choices": [], "usage": {
-            "prompt_tokens": len(prompt), "completion_tokens": tokens,
+            "prompt_tokens": len(words), "completion_tokens": tokens,
             "prompt_tokens_details": {"cached_tokens": HEAD if hit else 0},
         }})  # fmt: skip
         chunk(writer, b"data: [DONE]\n\n")

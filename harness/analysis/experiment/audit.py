@@ -31,11 +31,12 @@ def check(recorded: Sequence[Recorded], runs: Sequence[Run], queue: Queue) -> tu
         return ()
     rate = measured[0].rate
     plan = measured[0].journals.manifest.plan
+    poisson = plan.scenario.poisson_rate is not None
     found = [
         _worst(_gauges(run) for run in measured),
-        checks.arrivals(_poisson(measured)),
+        *([checks.arrivals(_poisson(measured))] if poisson else []),
         _preemptions(measured, rate),
-        checks.idle_starts(law_of(queue), rate, queue.idle_windows, queue.idle_seconds),
+        *([_idle_starts(rate, queue)] if poisson else []),
         checks.shams(runs),
     ]
     if queue.latency is not None:
@@ -43,6 +44,10 @@ def check(recorded: Sequence[Recorded], runs: Sequence[Run], queue: Queue) -> tu
         advised = max((cut for run in measured if (cut := _mser(run)) is not None), default=None)
         found.append(checks.warmup(warmup, queue.latency, queue.utilisation, advised))
     return tuple(found)
+
+
+def _idle_starts(rate: float, queue: Queue) -> Check:
+    return checks.idle_starts(law_of(queue), rate, queue.idle_windows, queue.idle_seconds)
 
 
 def _mser(run: Recorded) -> float | None:

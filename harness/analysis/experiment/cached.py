@@ -42,7 +42,7 @@ def after(cohorts: Cohorts, window: Window) -> tuple[float | None, ...]:
 
 def by_prefix(mode: ResetMode, runs: Sequence[Recorded]) -> tuple[PrefixGroup, ...]:
     """Cached share by prefix and time since the wipe, over all wipes of ``mode``."""
-    prefixes = max(run.journals.manifest.plan.scenario.prompts.prefixes for run in runs)
+    prefixes = max(run.journals.manifest.plan.prefixes for run in runs)
     groups = int(np.log2(prefixes)) + 1
     shape = (groups, len(CACHED_EDGES))
     requests, cached, prompt = np.zeros(shape, np.int64), np.zeros(shape), np.zeros(shape)

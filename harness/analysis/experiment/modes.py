@@ -221,6 +221,8 @@ def _pooled(
     both = [(row.preempted, row.running) for row in effective]
     known = [(a, b) for a, b in both if a is not None and b is not None]
     running = sum(b for _, b in known)
+    poisson = all(run.journals.manifest.plan.scenario.poisson_rate for run in runs)
+    expected = rate * sum(s for _, s in idles) if poisson else None
     told = minutes > 0 and bool(pressure) and None not in pressure
     return ModeFigures(
         rate=rate,
@@ -239,7 +241,7 @@ def _pooled(
         stall=Spread.of(row.stall for row in effective),
         minutes=minutes,
         idle_per_minute=sum(count for count, _ in idles) / minutes if minutes else None,
-        idle_expected_per_minute=rate * sum(s for _, s in idles) / minutes if minutes else None,
+        idle_expected_per_minute=expected / minutes if minutes and expected is not None else None,
         pressure_per_minute=sum(p or 0 for p in pressure) / minutes if told else None,
         cached_by_prefix=cached.by_prefix(mode, runs),
     )

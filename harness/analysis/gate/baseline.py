@@ -21,6 +21,7 @@ from harness.analysis.gate.policy import OF_RESETS, Arm, Figure, Kind
 from harness.analysis.gate.readings import Candidate, Reading, readings
 from harness.errors import UsageError
 from harness.journals import RunStatus
+from harness.scenario import identity
 
 SCHEMA_VERSION = 1
 """Raised when a field is renamed or changes meaning; adding one does not raise it."""
@@ -71,7 +72,7 @@ class MadeFrom(msgspec.Struct, frozen=True):
     cores: int | None
     started_utc: str
     setting: dict[str, Any]
-    """Every knob of the plan but the seed, by its dotted name."""
+    """Every knob of the plan but the seed, by its dotted name (``setting``)."""
 
 
 class Baseline(msgspec.Struct, frozen=True):
@@ -158,10 +159,13 @@ def _plan(run: Recorded) -> str:
 
 
 def setting(runs: Iterable[Recorded]) -> dict[str, Any]:
-    """Every knob of the plans of ``runs`` but the seed; a list of values where runs differ."""
+    """Every knob of the plans of ``runs`` but the seed; a list of values where runs differ.
+
+    A knob that came later is left out where it is at its default (``scenario.identity``).
+    """
     values: dict[str, list[Any]] = defaultdict(list)
     for run in runs:
-        scenario = msgspec.to_builtins(run.journals.manifest.plan.scenario)
+        scenario = identity(run.journals.manifest.plan.scenario)
         for key, value in _flat({k: v for k, v in scenario.items() if k not in _NOT_COMPARED}):
             if value not in values[key]:
                 values[key].append(value)
@@ -188,6 +192,9 @@ def another_plan(candidate: Baseline, baseline: Baseline) -> str | None:
             return f"another plan: {key} is {mine}, the baseline's {theirs}"
     if {run.plan for run in candidate.runs} == {run.plan for run in baseline.runs}:
         return None
+    for key in sorted(new.setting.keys() ^ old.setting.keys()):
+        whose = "the candidate" if key in new.setting else "the baseline"
+        return f"another plan: only {whose} sets {key}, to {(new.setting | old.setting)[key]}"
     seeds = [sorted({run.seed for run in one.runs}) for one in (candidate, baseline)]
     if seeds[0] != seeds[1]:
         return f"another plan: seeds are {seeds[0]}, the baseline's {seeds[1]}"
