@@ -76,6 +76,14 @@ Header = Annotated[
     list[str] | None, _option("'Name: value' sent to every address; repeatable.", _ELSEWHERE)
 ]
 Ca = Annotated[Path | None, _option("PEM file of the authorities to trust.", _ELSEWHERE)]
+AllowResetOnRemote = Annotated[
+    bool,
+    _option(
+        "Wipe the cache of a host that is not this machine.",
+        _ELSEWHERE,
+        "--allow-reset-on-remote",
+    ),
+]
 
 Model = Annotated[
     str | None,

@@ -196,7 +196,7 @@ class _Wire:
         await stack.enter_async_context(resetter)
         await stack.enter_async_context(scraper)
         wire = cls(plan, completions, resetter, scraper)
-        wire.can_reset = ResetMode.DEFAULT in diagnosis.reset_modes
+        wire.can_reset = target.resets_allowed and ResetMode.DEFAULT in diagnosis.reset_modes
         return wire
 
     def reset(self, zero: float) -> partial[Any]:
