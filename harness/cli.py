@@ -391,7 +391,10 @@ def _show(folder: Path) -> None:
     print_summary(_out, summary)
     _write(folder / SUMMARY, as_json(summary))
     figure = folder / FIGURE
-    draw_recovery(journals, summary, figure)
+    try:
+        draw_recovery(journals, summary, figure)
+    except OSError as error:
+        raise JournalError(f"cannot write {figure}: {error.strerror}.") from None
     _say(f"plot: {figure}")
 
 

@@ -44,8 +44,8 @@ REASON_CHARACTERS = 500
 class Resetter:
     """Resets the prefix cache of every pod at once, each on its own connection.
 
-    Use as an async context manager. ``timeout`` is the longest wait for a reply in seconds: a
-    reset waits for the running engine step.
+    Use as an async context manager. ``timeout`` is the longest wait for a whole reply in seconds:
+    a reset waits for the running engine step.
     """
 
     def __init__(self, endpoints: Sequence[Endpoint], timeout: float) -> None:
@@ -82,7 +82,7 @@ class Resetter:
 
         async def call_pod(pod: int) -> None:
             attempts[pod] = await _call(
-                self._clients[pod], self._endpoints[pod].url, mode, external, zero
+                self._clients[pod], self._endpoints[pod].url, mode, external, zero, self._timeout
             )
 
         async with anyio.create_task_group() as pods:
@@ -92,14 +92,21 @@ class Resetter:
 
 
 async def _call(
-    client: httpx.AsyncClient, url: str, mode: ResetMode, external: bool, zero: float
+    client: httpx.AsyncClient,
+    url: str,
+    mode: ResetMode,
+    external: bool,
+    zero: float,
+    limit: float,
 ) -> ResetAttempt:
     parameters = dict(PARAMETERS[mode]) | ({"reset_external": "true"} if external else {})
     called = time.perf_counter() - zero
     try:
-        response = await client.post(url + ROUTE, params=parameters)
-    except httpx.TransportError as failure:
-        reason = f"{type(failure).__name__}: {failure}"[:REASON_CHARACTERS]
+        with anyio.fail_after(limit):
+            response = await client.post(url + ROUTE, params=parameters)
+    except (httpx.TransportError, TimeoutError) as failure:
+        words = str(failure) or f"no whole answer within {limit:g} s"
+        reason = f"{type(failure).__name__}: {words}"[:REASON_CHARACTERS]
         return ResetAttempt(called, None, AttemptOutcome.FAILED, error=reason)
     return judge(mode, called, time.perf_counter() - zero, response.status_code, response.content)
 
