@@ -47,6 +47,17 @@ class Endpoint:
         except ValueError:
             return host == "localhost"
 
+    def scrub(self, text: str) -> str:
+        """``text`` without the header values sent to this address, which some servers echo.
+
+        Words of less than four characters are no secrets, and would be found in everything.
+        """
+        words = {word for value in self.headers.values() for word in (value, *value.split())}
+        for word in sorted(words, key=len, reverse=True):
+            if len(word) >= 4:
+                text = text.replace(word, "***")
+        return text
+
     def verify(self) -> ssl.SSLContext | bool:
         """What ``httpx`` takes as ``verify``.
 

@@ -52,8 +52,8 @@ async def get(endpoint: Endpoint, route: str) -> httpx.Response:
         )
     if response.is_redirect:
         raise TargetError(
-            f"{url}{route} redirects to {response.headers.get('location')}: give the final address "
-            "itself; redirects are refused, so that no key goes elsewhere"
+            f"{url}{route} redirects to {endpoint.scrub(response.headers.get('location', ''))}: "
+            "give the final address itself; redirects are refused, so that no key goes elsewhere"
         )
     if status == HTTPStatus.NOT_FOUND:
         raise TargetError(
@@ -61,7 +61,8 @@ async def get(endpoint: Endpoint, route: str) -> httpx.Response:
             "missing from the address"
         )
     if status != HTTPStatus.OK:
-        raise TargetError(f"{url}{route} answers HTTP {status}: {response.text[:500]}")
+        words = endpoint.scrub(response.text)[:500]
+        raise TargetError(f"{url}{route} answers HTTP {status}: {words}")
     return response
 
 

@@ -163,12 +163,14 @@ class Scraper:
                 async with self._clients[index].stream("GET", f"{url}/metrics") as response:
                     response.raise_for_status()
                     text = await _sampled_lines(response)
-            return server_samples(text, time.perf_counter() - zero)
+            if samples := server_samples(text, time.perf_counter() - zero):
+                return samples
+            words = "HTTP 200 with none of vLLM's metrics"
         except (httpx.HTTPError, TimeoutError, ValueError) as failure:
-            words = str(failure) or f"no whole answer within {self._timeout:g} s"
-            first = words.splitlines()[0]
-            self._failures[f"{url}/metrics: {type(failure).__name__}: {first}"] += 1
-            return []
+            why = str(failure) or f"no whole answer within {self._timeout:g} s"
+            words = f"{type(failure).__name__}: {why.splitlines()[0]}"
+        self._failures[self._endpoints[index].scrub(f"{url}/metrics: {words}")] += 1
+        return []
 
 
 async def _sampled_lines(response: httpx.Response) -> str:

@@ -12,7 +12,7 @@ few milliseconds later; so of all that is seen here ``replied`` is nearest to th
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -82,7 +82,7 @@ class Resetter:
 
         async def call_pod(pod: int) -> None:
             attempts[pod] = await _call(
-                self._clients[pod], self._endpoints[pod].url, mode, external, zero, self._timeout
+                self._clients[pod], self._endpoints[pod], mode, external, zero, self._timeout
             )
 
         async with anyio.create_task_group() as pods:
@@ -93,7 +93,7 @@ class Resetter:
 
 async def _call(
     client: httpx.AsyncClient,
-    url: str,
+    endpoint: Endpoint,
     mode: ResetMode,
     external: bool,
     zero: float,
@@ -103,12 +103,30 @@ async def _call(
     called = time.perf_counter() - zero
     try:
         with anyio.fail_after(limit):
-            response = await client.post(url + ROUTE, params=parameters)
+            response = await client.post(endpoint.url + ROUTE, params=parameters)
     except (httpx.TransportError, TimeoutError) as failure:
         words = str(failure) or f"no whole answer within {limit:g} s"
         reason = f"{type(failure).__name__}: {words}"[:REASON_CHARACTERS]
         return ResetAttempt(called, None, AttemptOutcome.FAILED, error=reason)
-    return judge(mode, called, time.perf_counter() - zero, response.status_code, response.content)
+    replied = time.perf_counter() - zero
+    attempt = judge(mode, called, replied, response.status_code, response.content)
+    return msgspec.structs.replace(
+        attempt,
+        reply=_scrubbed(attempt.reply, endpoint.scrub),
+        error=None if attempt.error is None else endpoint.scrub(attempt.error)[:REASON_CHARACTERS],
+    )
+
+
+def _scrubbed(value: Any, scrub: Callable[[str], str]) -> Any:  # noqa: ANN401 - parsed JSON
+    """``value`` with ``scrub`` done to every string in it."""
+    match value:
+        case str():
+            return scrub(value)
+        case list():
+            return [_scrubbed(each, scrub) for each in value]
+        case dict():
+            return {scrub(key): _scrubbed(each, scrub) for key, each in value.items()}
+    return value
 
 
 def judge(mode: ResetMode, called: float, replied: float, status: int, body: bytes) -> ResetAttempt:
@@ -127,7 +145,7 @@ def judge(mode: ResetMode, called: float, replied: float, status: int, body: byt
         http_status=status,
         preemptions=_count(told.get("preempted")),
         reply=reply,
-        error=None if error is None else error[:REASON_CHARACTERS],
+        error=error,
     )
 
 
