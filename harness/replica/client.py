@@ -7,12 +7,15 @@ from http import HTTPStatus
 
 import anyio
 import httpx
+import msgspec
 
 from harness.errors import TargetError
 from harness.target import Endpoint
 
 TIMEOUT = 10.0
 """Seconds to wait for a route that only tells something."""
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises for a body that is not the JSON expected."""
 
 
 def control_client(endpoint: Endpoint, timeout: float, kept: int = 0) -> httpx.AsyncClient:
@@ -93,6 +96,11 @@ async def reach(endpoint: Endpoint, route: str) -> httpx.Response:
         raise TargetError(
             f"{url}{route}: the connection broke ({type(failure).__name__}: {failure}); check the "
             "port, and http:// against https://"
+        ) from failure
+    except httpx.DecodingError as failure:
+        raise TargetError(
+            f"{url}{route} answers with a body that is not of the coding it names ({failure}): is "
+            "something between here and the server?"
         ) from failure
 
 

@@ -22,7 +22,7 @@ import httpx
 import msgspec
 
 from harness.records import AttemptOutcome, ResetAttempt, ResetMode
-from harness.replica.client import control_client
+from harness.replica.client import NOT_JSON, control_client
 from harness.target import Endpoint
 
 ROUTE = "/reset_prefix_cache"
@@ -104,7 +104,7 @@ async def _call(
     try:
         with anyio.fail_after(limit):
             response = await client.post(endpoint.url + ROUTE, params=parameters)
-    except (httpx.TransportError, TimeoutError) as failure:
+    except (httpx.RequestError, TimeoutError) as failure:
         words = str(failure) or f"no whole answer within {limit:g} s"
         reason = f"{type(failure).__name__}: {words}"[:REASON_CHARACTERS]
         return ResetAttempt(called, None, AttemptOutcome.FAILED, error=reason)
@@ -176,7 +176,7 @@ def _outcome(
 def _object(body: bytes) -> dict[str, Any] | None:
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
-    except msgspec.DecodeError:
+    except NOT_JSON:
         return None
 
 
