@@ -73,7 +73,10 @@ TargetFile = Annotated[
 ]
 KeyEnv = Annotated[str, _option("Environment variable that holds the API key.", _ELSEWHERE)]
 Header = Annotated[
-    list[str] | None, _option("'Name: value' sent to every address; repeatable.", _ELSEWHERE)
+    list[str] | None,
+    _option(
+        "'Name: value' sent to every address; repeatable; shows in the process list.", _ELSEWHERE
+    ),
 ]
 Ca = Annotated[Path | None, _option("PEM file of the authorities to trust.", _ELSEWHERE)]
 AllowResetOnRemote = Annotated[
