@@ -34,7 +34,14 @@ from harness.report.live import Display
 from harness.run import Watcher, run
 from harness.scenario import read_scenario
 from harness.store import read_run
-from harness.target import Endpoint, Target, headers_from, read_target, target
+from harness.target import (
+    Endpoint,
+    Target,
+    headers_from,
+    permit_resets,
+    read_target,
+    target,
+)
 
 if TYPE_CHECKING:
     from harness.analysis.experiment.findings import Findings
@@ -114,6 +121,7 @@ def _run(
     key_env: options.KeyEnv = KEY_ENV,
     header: options.Header = None,
     ca: options.Ca = None,
+    allow_reset_on_remote: options.AllowResetOnRemote = False,
     model: options.Model = None,
     vllm_arg: options.VllmArg = None,
     start_timeout: options.StartTimeout = 300.0,
@@ -143,10 +151,13 @@ def _run(
     where: Target | ReplicaSpec | None = _target(
         url, control_url, metrics_url, target_file, key_env, header, ca, model
     )
-    if where is None:
+    if isinstance(where, Target):
+        if vllm_arg:
+            raise UsageError("--vllm-arg is for a vLLM that is started here; it excludes --url.")
+        modes = {reset.mode for reset in plan.resets}
+        where = permit_resets(where, modes, allow_reset_on_remote)
+    else:
         where = _replica(model, vllm_arg, start_timeout)
-    elif vllm_arg:
-        raise UsageError("--vllm-arg is for a vLLM that is started here; it excludes --url.")
     _carry_out(plan, where, out or RUNS / _folder_name(plan))
 
 
@@ -162,6 +173,7 @@ def _experiment(
     key_env: options.KeyEnv = KEY_ENV,
     header: options.Header = None,
     ca: options.Ca = None,
+    allow_reset_on_remote: options.AllowResetOnRemote = False,
     model: options.Model = None,
     vllm_arg: options.VllmArg = None,
     start_timeout: options.StartTimeout = 300.0,
@@ -171,6 +183,8 @@ def _experiment(
     """Carry out the runs of an experiment on one replica; called again, go on where it ended."""
     spec = read_experiment(scenario)
     where = _target(url, control_url, metrics_url, target_file, key_env, header, ca, model)
+    if where is not None:
+        where = permit_resets(where, spec.modes, allow_reset_on_remote)
     folder = out or EXPERIMENTS / spec.name
     with Display(_out) as display:
         ending = carry_out(
@@ -389,7 +403,10 @@ def _show(folder: Path) -> None:
     print_summary(_out, summary)
     _write(folder / SUMMARY, as_json(summary))
     figure = folder / FIGURE
-    draw_recovery(journals, summary, figure)
+    try:
+        draw_recovery(journals, summary, figure)
+    except OSError as error:
+        raise JournalError(f"cannot write {figure}: {error.strerror}.") from None
     _say(f"plot: {figure}")
 
 

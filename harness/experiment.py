@@ -19,6 +19,7 @@ import msgspec
 import harness
 from harness.design import Design
 from harness.errors import JournalError, UsageError
+from harness.interruption import Interruptions
 from harness.journals import SCHEMA_VERSION, Journals, RunStatus
 from harness.load.arrivals import Stream, stream
 from harness.measurement import Ending
@@ -183,10 +184,10 @@ def carry_out(
     if not left:
         return Ending(RunStatus.COMPLETE, measured=True)
 
-    async def all_runs() -> Ending:
+    async def all_runs(interruptions: Interruptions) -> Ending:
         log = _free_name(out / "vllm.log")
         async with open_server(where, log, watcher.say) as server:
-            return await _run_all(left, out, server, watcher)
+            return await _run_all(left, out, server, watcher, interruptions)
 
     return on_uvloop(all_runs)
 
@@ -213,7 +214,13 @@ def _closer_than_the_rule(spec: ExperimentSpec, planned: tuple[PlannedRun, ...])
         )
 
 
-async def _run_all(runs: list[PlannedRun], out: Path, server: Server, watcher: Watcher) -> Ending:
+async def _run_all(
+    runs: list[PlannedRun],
+    out: Path,
+    server: Server,
+    watcher: Watcher,
+    interruptions: Interruptions,
+) -> Ending:
     ending = Ending(RunStatus.COMPLETE, measured=True)
     began, load = monotonic(), sum(run.plan.end for run in runs)
     done = 0.0
@@ -235,7 +242,7 @@ async def _run_all(runs: list[PlannedRun], out: Path, server: Server, watcher: W
         folder = RunFolder(path)
         try:
             run = Run(plan, folder, watcher)
-            ending = run.finish(await run.conduct(server))
+            ending = await run.carry_out(server, interruptions)
         finally:
             folder.close()
         if ending.status is not RunStatus.COMPLETE:

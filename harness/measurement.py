@@ -18,6 +18,7 @@ import anyio
 from anyio import to_thread
 
 from harness.errors import HarnessError, JournalError, RunAborted
+from harness.interruption import Interruptions
 from harness.journals import RunStatus
 from harness.load.dispatch import dispatch, sleep_until
 from harness.plan import Plan
@@ -79,6 +80,7 @@ async def measure(
     folder: RunFolder,
     zero: float,
     *,
+    interruptions: Interruptions,
     watch: Callable[[Progress], None],
     replica_ended: Callable[[], Awaitable[HarnessError]] | None = None,
 ) -> Ending:
@@ -89,7 +91,9 @@ async def measure(
 
     The first SIGINT stops sending and drains, a second one or SIGTERM stops at once.
     """
-    return await _Measurement(plan, instruments, folder, zero, watch).carry_out(replica_ended)
+    measurement = _Measurement(plan, instruments, folder, zero, watch)
+    with interruptions.told_to(measurement.interrupt):
+        return await measurement.carry_out(replica_ended)
 
 
 class _Measurement:
@@ -108,6 +112,7 @@ class _Measurement:
         self._watch = watch
         self._sending = anyio.CancelScope()
         self._in_flight = anyio.CancelScope()
+        self._last_look = anyio.CancelScope()
         self._ending = Ending(RunStatus.COMPLETE, measured=True)
         self._outcomes: Counter[Outcome] = Counter()
         self._sent = 0
@@ -121,7 +126,7 @@ class _Measurement:
         self, replica_ended: Callable[[], Awaitable[HarnessError]] | None
     ) -> Ending:
         async with anyio.create_task_group() as around:
-            for task in (self._sample, self._tick, self._flush, self._oversee, self._listen):
+            for task in (self._sample, self._tick, self._flush, self._oversee):
                 around.start_soon(task)
             if replica_ended is not None:
                 around.start_soon(self._await_death, replica_ended)
@@ -260,17 +265,14 @@ class _Measurement:
     async def _await_death(self, replica_ended: Callable[[], Awaitable[HarnessError]]) -> None:
         self._stop(await replica_ended(), at_once=True)
 
-    async def _listen(self) -> None:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for caught in signals:
-                at_once = caught is signal.SIGTERM or self._sending.cancel_called
-                self._interrupt(caught.name, at_once=at_once)
-
     # Ending
 
-    def _interrupt(self, cause: str, *, at_once: bool) -> None:
+    def interrupt(self, caught: signal.Signals) -> None:
+        """Stop sending and drain; for SIGTERM, or if sending has stopped, end at once."""
+        at_once = caught is signal.SIGTERM or self._sending.cancel_called
         if self._ending.status is RunStatus.COMPLETE:
-            self._ending = Ending(RunStatus.INTERRUPTED, f"interrupted by {cause}", measured=True)
+            reason = f"interrupted by {caught.name}"
+            self._ending = Ending(RunStatus.INTERRUPTED, reason, measured=True)
         self._halt(at_once)
 
     def _stop(self, error: HarnessError, *, at_once: bool = False) -> None:
@@ -282,11 +284,13 @@ class _Measurement:
         self._sending.cancel()
         if at_once:
             self._in_flight.cancel()
+            self._last_look.cancel()
 
     async def _finish(self) -> None:
         """One last sample (the counter shows late preemptions) and one last flush."""
-        for sample in await self._do.scrape():
-            self._folder.append_server(sample)
+        with self._last_look:
+            for sample in await self._do.scrape():
+                self._folder.append_server(sample)
         try:
             self._folder.flush()
         except JournalError as error:

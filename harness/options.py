@@ -74,9 +74,20 @@ TargetFile = Annotated[
 ]
 KeyEnv = Annotated[str, _option("Environment variable that holds the API key.", _ELSEWHERE)]
 Header = Annotated[
-    list[str] | None, _option("'Name: value' sent to every address; repeatable.", _ELSEWHERE)
+    list[str] | None,
+    _option(
+        "'Name: value' sent to every address; repeatable; shows in the process list.", _ELSEWHERE
+    ),
 ]
 Ca = Annotated[Path | None, _option("PEM file of the authorities to trust.", _ELSEWHERE)]
+AllowResetOnRemote = Annotated[
+    bool,
+    _option(
+        "Wipe the cache of a host that is not this machine.",
+        _ELSEWHERE,
+        "--allow-reset-on-remote",
+    ),
+]
 
 Model = Annotated[
     str | None,

@@ -139,9 +139,10 @@ def _doubts(priming: Priming) -> list[str]:
     doubts = []
     if not priming.emptied:
         doubts.append(
-            "the cache could not be emptied before the run: something else holds blocks, or the "
-            "reset route is not there. Stop other traffic, or start the server with "
-            "VLLM_SERVER_DEV_MODE=1."
+            "the cache was not emptied before the run: something else holds blocks (stop other "
+            "traffic), the reset route is not there (start the server with "
+            "VLLM_SERVER_DEV_MODE=1), or the host is not this machine and nobody allowed it "
+            "(--allow-reset-on-remote)."
         )
     if priming.hot_cached_share is None:
         doubts.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import resource
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -19,6 +20,7 @@ import msgspec
 import harness
 from harness.conversations import Conversations
 from harness.errors import HarnessError, JournalError
+from harness.interruption import Interruptions
 from harness.journals import SCHEMA_VERSION, Manifest, RunStatus
 from harness.load.prompts import as_text
 from harness.measurement import Ending, Instruments, measure
@@ -40,6 +42,8 @@ from harness.workload import offers, prompts_of, texts_of
 LEAD = 0.2
 """Seconds between the end of priming and the run's zero, so that every task is up before it."""
 REPLICA_LOG = "vllm.log"
+DESCRIPTORS = 65_536
+"""Open files asked for; many a login shell starts with 1,024."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,9 @@ def run(plan: Plan, where: Target | ReplicaSpec, out: Path, watcher: Watcher) ->
     folder = RunFolder(out)
     one = Run(plan, folder, watcher)
 
-    async def carry_out() -> Ending:
+    async def carry_out(interruptions: Interruptions) -> Ending:
         async with open_server(where, folder.path / REPLICA_LOG, watcher.say) as server:
-            return await one.conduct(server)
+            return await one.conduct(server, interruptions)
 
     try:
         return one.finish(on_uvloop(carry_out))
@@ -72,8 +76,13 @@ def run(plan: Plan, where: Target | ReplicaSpec, out: Path, watcher: Watcher) ->
         folder.close()
 
 
-def on_uvloop(work: Callable[[], Awaitable[Ending]]) -> Ending:
-    """Run ``work`` on uvloop; an error of ours or a signal ends it and is its ending."""
+def on_uvloop(work: Callable[[Interruptions], Awaitable[Ending]]) -> Ending:
+    """Run ``work`` on uvloop; an error of ours or a signal ends it and is its ending.
+
+    ``work`` may take signals over for a time. Those that come after the first wait for its end:
+    for a replica of our own to be gone, at most.
+    """
+    _allow_connections()
     # Whatever is imported stays: a full collection would go through all of it for tens of
     # milliseconds, in which nothing is sent or stamped.
     gc.collect()
@@ -82,23 +91,30 @@ def on_uvloop(work: Callable[[], Awaitable[Ending]]) -> Ending:
     return anyio.run(run_work, backend="asyncio", backend_options={"use_uvloop": True})
 
 
-async def _until_signalled(work: Callable[[], Awaitable[Ending]]) -> Ending:
+def _allow_connections() -> None:
+    """Raise the limit on open files as far as it goes: each request in flight holds a socket."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, DESCRIPTORS)), hard))
+
+
+async def _until_signalled(work: Callable[[Interruptions], Awaitable[Ending]]) -> Ending:
     ending = Ending(RunStatus.INTERRUPTED)
+    everything = anyio.CancelScope()
 
-    async def listen(everything: anyio.CancelScope) -> None:
+    def stop(caught: signal.Signals) -> None:
         nonlocal ending
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for caught in signals:
-                ending = Ending(RunStatus.INTERRUPTED, f"interrupted by {caught.name}")
-                everything.cancel()
-                return
+        if not everything.cancel_called:
+            ending = Ending(RunStatus.INTERRUPTED, f"interrupted by {caught.name}")
+            everything.cancel()
 
+    interruptions = Interruptions(stop)
     async with anyio.create_task_group() as group:
-        group.start_soon(listen, group.cancel_scope)
-        try:
-            ending = await work()
-        except HarnessError as error:
-            ending = Ending(RunStatus.FAILED, str(error), error)
+        await group.start(interruptions.receive)
+        with everything:
+            try:
+                ending = await work(interruptions)
+            except HarnessError as error:
+                ending = Ending(RunStatus.FAILED, str(error), error)
         group.cancel_scope.cancel()
     return ending
 
@@ -110,6 +126,7 @@ class Run:
         self._plan = plan
         self._folder = folder
         self._watcher = watcher
+        self._afterthoughts: tuple[str, ...] = ()
         self._manifest = Manifest(
             schema_version=SCHEMA_VERSION,
             status=RunStatus.RUNNING,
@@ -122,8 +139,19 @@ class Run:
         )
         self._note()
 
-    async def conduct(self, server: Server) -> Ending:
-        """Examine, prime and measure.
+    async def carry_out(self, server: Server, interruptions: Interruptions) -> Ending:
+        """``conduct`` and ``finish``; cut short before its load, the run says so."""
+        try:
+            ending = await self.conduct(server, interruptions)
+        except HarnessError as error:
+            ending = Ending(RunStatus.FAILED, str(error), error)
+        except anyio.get_cancelled_exc_class():
+            self.finish(Ending(RunStatus.INTERRUPTED, "interrupted before its load began"))
+            raise
+        return self.finish(ending)
+
+    async def conduct(self, server: Server, interruptions: Interruptions) -> Ending:
+        """Examine, prime and measure; signals are the measurement's business while it lasts.
 
         Raises:
             TargetError, KeepUnsupported: the server cannot serve this run; no load was sent.
@@ -150,19 +178,23 @@ class Run:
                 preparation=msgspec.to_builtins(priming),
                 warnings=diagnosis.warnings() + priming.warnings,
             )
-            return await measure(
+            ending = await measure(
                 self._plan,
                 wire.instruments(zero),
                 self._folder,
                 zero,
+                interruptions=interruptions,
                 watch=self._watcher.show,
                 replica_ended=server.ended,
             )
+            self._afterthoughts = wire.doubts()
+            return ending
 
     def finish(self, ending: Ending) -> Ending:
         """Write down how the run ended; a manifest that cannot be written is the ending."""
         try:
-            self._note(status=ending.status, reason=ending.reason)
+            warnings = self._manifest.warnings + self._afterthoughts
+            self._note(status=ending.status, reason=ending.reason, warnings=warnings)
         except JournalError as error:
             return ending if ending.error else Ending(RunStatus.FAILED, str(error), error)
         return ending
@@ -207,7 +239,7 @@ class _Wire:
         await stack.enter_async_context(resetter)
         await stack.enter_async_context(scraper)
         wire = cls(plan, completions, resetter, scraper)
-        wire.can_reset = ResetMode.DEFAULT in diagnosis.reset_modes
+        wire.can_reset = target.resets_allowed and ResetMode.DEFAULT in diagnosis.reset_modes
         return wire
 
     @property
@@ -252,6 +284,13 @@ class _Wire:
             scrape=partial(self._scraper.scrape, zero),
             last_heard=lambda: completions.last_heard,
             abandon=completions.abandon,
+        )
+
+    def doubts(self) -> tuple[str, ...]:
+        """What went wrong on the side of the load, in words."""
+        return tuple(
+            f"{count} samples of the server's metrics are missing: {reason}"
+            for reason, count in self._scraper.failures.items()
         )
 
     def _prompt(self, token_ids: list[int]) -> list[int] | str:

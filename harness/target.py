@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
 from harness.errors import UsageError
+from harness.records import ResetMode
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,23 @@ class Endpoint:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether the address names this machine by its loopback name."""
+        """Whether the address names this machine by ``localhost`` or a loopback address."""
         host = urlsplit(self.url).hostname or ""
-        return host in {"localhost", "::1"} or host.startswith("127.")
+        try:
+            return ip_address(host).is_loopback
+        except ValueError:
+            return host == "localhost"
+
+    def scrub(self, text: str) -> str:
+        """``text`` without the header values sent to this address, which some servers echo.
+
+        Words of less than four characters are no secrets, and would be found in everything.
+        """
+        words = {word for value in self.headers.values() for word in (value, *value.split())}
+        for word in sorted(words, key=len, reverse=True):
+            if len(word) >= 4:
+                text = text.replace(word, "***")
+        return text
 
     def verify(self) -> ssl.SSLContext | bool:
         """What ``httpx`` takes as ``verify``.
@@ -68,6 +84,8 @@ class Target:
     metrics: tuple[Endpoint, ...]
     model: str | None = None
     """The model to ask for; None asks the server what it serves."""
+    resets_allowed: bool = True
+    """Whether its caches may be wiped. If not, no reset is sent, and none before the load."""
 
 
 class _EndpointTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -123,6 +141,25 @@ def target(
     """A target whose resets go to the load's address, and scrapes to the resets', if not said."""
     pods = tuple(control) or (load,)
     return Target(load, pods, tuple(metrics) or pods, model)
+
+
+def permit_resets(where: Target, modes: Collection[ResetMode], allowed: bool) -> Target:
+    """``where`` with resets allowed if it is on this machine, or if the user ``allowed`` them.
+
+    Emptying the cache before the load is a reset too: a run with neither (a control or a sham on
+    somebody else's host) leaves the cache as it finds it.
+
+    Raises:
+        UsageError: resets of ``modes`` would wipe the cache of another host, unallowed.
+    """
+    hosts = [urlsplit(each.url).hostname for each in where.control if not each.is_loopback]
+    if hosts and not allowed and not {ResetMode.NONE, ResetMode.SHAM}.issuperset(modes):
+        raise UsageError(
+            f"resets wipe the prefix cache of {', '.join(dict.fromkeys(map(str, hosts)))} for "
+            "everybody who uses it, and it is not this machine: give --allow-reset-on-remote if "
+            "that is meant."
+        )
+    return replace(where, resets_allowed=allowed or not hosts)
 
 
 def headers_from(lines: Sequence[str], key: str | None) -> dict[str, str]:

@@ -12,7 +12,14 @@ from pathlib import PurePosixPath
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-LONGEST = ("plugin/test_other_release", "replica", "run/test_run", "explain/test_truth")
+LONGEST = (
+    "plugin/test_other_release",
+    "replica",
+    "run/test_run",
+    "run/test_faults",
+    "run/test_signals",
+    "explain/test_truth",
+)
 """Groups that take minutes; what is begun last must be short."""
 
 

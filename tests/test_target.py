@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UsageError
-from harness.target import Endpoint, headers_from, read_target, target
+from harness.records import ResetMode
+from harness.target import Endpoint, headers_from, permit_resets, read_target, target
 
 WHOLE = """
 model = "m"
@@ -51,9 +52,13 @@ def test_what_is_no_address_is_refused(bad: str) -> None:
     [
         ("http://localhost:1", True),
         ("http://127.0.0.9", True),
+        ("http://LocalHost:1/base", True),
         ("http://[::1]", True),
         ("http://10.0.0.1", False),
+        ("http://0.0.0.0", False),
+        ("http://[2001:db8::1]", False),
         ("http://localhost.example", False),
+        ("http://127.0.0.1.example", False),
     ],
 )
 def test_loopback_is_told_from_the_rest(url: str, loopback: bool) -> None:
@@ -102,3 +107,26 @@ def test_headers_are_lines_with_a_colon() -> None:
     with pytest.raises(UsageError) as refusal:
         headers_from(["secret-without-colon"], None)
     assert "secret" not in str(refusal.value)
+
+
+HERE, THERE, BEYOND = Endpoint("http://localhost:1"), Endpoint("http://a:1"), Endpoint("http://b:1")
+WIPES = [ResetMode.DEFAULT, ResetMode.PREEMPT, ResetMode.KEEP]
+
+
+@pytest.mark.parametrize("mode", WIPES)
+def test_wiping_another_hosts_cache_has_to_be_allowed(mode: ResetMode) -> None:
+    where = target(HERE, [HERE, THERE, BEYOND, THERE], [], None)
+    for modes in ([mode], [ResetMode.SHAM, mode]):
+        with pytest.raises(UsageError, match=r"of a, b .*--allow-reset-on-remote"):
+            permit_resets(where, modes, allowed=False)
+        assert permit_resets(where, modes, allowed=True).resets_allowed
+
+
+@pytest.mark.parametrize("modes", [[], [ResetMode.NONE], [ResetMode.NONE, ResetMode.SHAM]])
+def test_a_control_elsewhere_needs_no_leave_and_empties_nothing(modes: list[ResetMode]) -> None:
+    assert not permit_resets(target(THERE, [], [], None), modes, allowed=False).resets_allowed
+    assert permit_resets(target(THERE, [], [], None), modes, allowed=True).resets_allowed
+
+
+def test_only_where_resets_go_matters() -> None:
+    assert permit_resets(target(THERE, [HERE], [BEYOND], None), WIPES, allowed=False).resets_allowed

@@ -5,27 +5,36 @@ from __future__ import annotations
 import ssl
 from http import HTTPStatus
 
+import anyio
 import httpx
+import msgspec
 
 from harness.errors import TargetError
 from harness.target import Endpoint
 
 TIMEOUT = 10.0
 """Seconds to wait for a route that only tells something."""
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises for a body that is not the JSON expected."""
 
 
-def control_client(endpoint: Endpoint, timeout: float) -> httpx.AsyncClient:
+def control_client(endpoint: Endpoint, timeout: float, kept: int = 0) -> httpx.AsyncClient:
     """A client for ``endpoint`` alone: its headers and CA, no redirects, no proxy.
 
-    The server may close an idle connection (vLLM's does so after 5 s) just as a request goes out
-    on it, and a reset must not be sent twice; so one that was idle for 2 s is not used again.
-    Bodies are asked for uncompressed: the replica has better things to do.
+    Unless ``kept`` connections may wait for the next request (for 2 s: vLLM's server closes idle
+    ones after 5), every request has one of its own. On a kept one, what the server still had to say
+    to the last request, a second reply, is taken for the answer to the next; and it may close just
+    as a reset goes out, which must not be sent twice. Bodies are asked for uncompressed: the
+    replica has better things to do.
+
+    ``timeout`` bounds each wait of a request, in seconds. A server that trickles keeps every one
+    short, so callers bound the whole request besides.
     """
     return httpx.AsyncClient(
         headers={"Accept-Encoding": "identity", **endpoint.headers},
         verify=endpoint.verify(),
         timeout=timeout,
-        limits=httpx.Limits(keepalive_expiry=2.0),
+        limits=httpx.Limits(max_keepalive_connections=kept, keepalive_expiry=2.0),
         trust_env=False,
     )
 
@@ -46,8 +55,8 @@ async def get(endpoint: Endpoint, route: str) -> httpx.Response:
         )
     if response.is_redirect:
         raise TargetError(
-            f"{url}{route} redirects to {response.headers.get('location')}: give the final address "
-            "itself; redirects are refused, so that no key goes elsewhere"
+            f"{url}{route} redirects to {endpoint.scrub(response.headers.get('location', ''))}: "
+            "give the final address itself; redirects are refused, so that no key goes elsewhere"
         )
     if status == HTTPStatus.NOT_FOUND:
         raise TargetError(
@@ -55,7 +64,8 @@ async def get(endpoint: Endpoint, route: str) -> httpx.Response:
             "missing from the address"
         )
     if status != HTTPStatus.OK:
-        raise TargetError(f"{url}{route} answers HTTP {status}: {response.text[:500]}")
+        words = endpoint.scrub(response.text)[:500]
+        raise TargetError(f"{url}{route} answers HTTP {status}: {words}")
     return response
 
 
@@ -67,12 +77,13 @@ async def reach(endpoint: Endpoint, route: str) -> httpx.Response:
     """
     url = endpoint.url
     try:
-        async with control_client(endpoint, TIMEOUT) as client:
-            return await client.get(f"{url}{route}")
-    except httpx.TimeoutException as failure:
+        with anyio.fail_after(TIMEOUT):
+            async with control_client(endpoint, TIMEOUT) as client:
+                return await client.get(f"{url}{route}")
+    except (httpx.TimeoutException, TimeoutError) as failure:
         raise TargetError(
-            f"{url} gave no answer to {route} in {TIMEOUT:.0f} s ({type(failure).__name__}): is "
-            "the server up, and not behind a firewall?"
+            f"{url} gave no whole answer to {route} in {TIMEOUT:.0f} s "
+            f"({type(failure).__name__}): is the server up, and not behind a firewall?"
         ) from failure
     except httpx.ConnectError as failure:
         raise TargetError(_unreachable(url, failure)) from failure
@@ -85,6 +96,11 @@ async def reach(endpoint: Endpoint, route: str) -> httpx.Response:
         raise TargetError(
             f"{url}{route}: the connection broke ({type(failure).__name__}: {failure}); check the "
             "port, and http:// against https://"
+        ) from failure
+    except httpx.DecodingError as failure:
+        raise TargetError(
+            f"{url}{route} answers with a body that is not of the coding it names ({failure}): is "
+            "something between here and the server?"
         ) from failure
 
 

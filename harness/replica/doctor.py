@@ -18,9 +18,10 @@ import msgspec
 
 from harness.errors import KeepUnsupported, TargetError
 from harness.records import ResetMode
-from harness.replica.client import get, reach
+from harness.replica.client import NOT_JSON, get, reach
 from harness.replica.metrics import cache_config, server_samples
 from harness.replica.reset import PARAMETERS, ROUTE
+from harness.replica.schema import read_schema
 from harness.target import Endpoint, Target
 
 FIRST_TOLD = 26
@@ -170,7 +171,7 @@ async def _read_control(
 ) -> frozenset[str]:
     """What the reset route of ``endpoint`` knows: its parameters, and "" for the route itself."""
     version = await _version(endpoint)
-    schema = await _schema(endpoint)
+    schema = await read_schema(endpoint)
     if version is None and schema is None:
         raise TargetError(
             f"{endpoint.url} is not vLLM: it has neither /version nor /openapi.json; give the "
@@ -188,13 +189,13 @@ async def _read_control(
     if schema is None:
         _without_schema(diagnosis, endpoint, needed)
         return frozenset()
-    route = schema.get("paths", {}).get(ROUTE, {}).get("post")
+    route = schema.operation(ROUTE)
     if route is None:
         raise TargetError(
             f"{endpoint.url} has no {ROUTE}: start the server with VLLM_SERVER_DEV_MODE=1 (and let "
             "only this machine reach it: no API key guards that route)"
         )
-    known = frozenset({""} | {parameter["name"] for parameter in route.get("parameters", ())})
+    known = frozenset({""} | {parameter.name for parameter in route.parameters})
     diagnosis.note(
         Level.OK,
         f"{endpoint.url} is vLLM {version or 'of unknown version'} in development mode; "
@@ -250,12 +251,6 @@ async def _version(endpoint: Endpoint) -> str | None:
     return version if isinstance(version, str) else None
 
 
-async def _schema(endpoint: Endpoint) -> dict[str, Any] | None:
-    response = await reach(endpoint, "/openapi.json")
-    schema = _object(response) if response.is_success else {}
-    return schema if isinstance(schema.get("paths"), dict) else None
-
-
 async def _read_metrics(
     diagnosis: Diagnosis, endpoint: Endpoint, prefix: str, severity: Level
 ) -> None:
@@ -295,5 +290,5 @@ def _object(response: httpx.Response) -> dict[str, Any]:
     """The JSON object in ``response``, empty if there is none."""
     try:
         return msgspec.json.decode(response.content, type=dict[str, Any])
-    except msgspec.DecodeError:
+    except NOT_JSON:
         return {}

@@ -85,10 +85,16 @@ def _read(text: str, names: Sequence[str]) -> list[Sample]:
     Other lines are dropped before parsing: a scrape of vLLM has hundreds of histogram buckets, and
     parsing them would hold up the client's event loop for milliseconds.
     """
-    wanted = re.compile(rf"^{PREFIX}(?:{'|'.join(names)})[{{ ].*$", re.MULTILINE)
-    lines = "\n".join(wanted.findall(text))
+    lines = "\n".join(re.findall(_line_of(names), text, re.MULTILINE))
     families = text_string_to_metric_families(lines)
     return [sample for family in families for sample in family.samples]
+
+
+def _line_of(names: Sequence[str]) -> str:
+    return rf"^{PREFIX}(?:{'|'.join(names)})[{{ ].*$"
+
+
+_SAMPLED_LINE = re.compile(_line_of(SAMPLED).encode(), re.MULTILINE)
 
 
 def _name(sample: Sample) -> str:
@@ -119,7 +125,7 @@ class Scraper:
 
     async def __aenter__(self) -> Self:
         for endpoint in self._endpoints:
-            client = control_client(endpoint, self._timeout)
+            client = control_client(endpoint, self._timeout, kept=1)
             self._clients.append(await self._open.enter_async_context(client))
         return self
 
@@ -153,9 +159,30 @@ class Scraper:
     async def _scrape(self, index: int, zero: float) -> list[ServerSample]:
         url = self._endpoints[index].url
         try:
-            response = await self._clients[index].get(f"{url}/metrics")
-            response.raise_for_status()
-            return server_samples(response.text, time.perf_counter() - zero)
-        except (httpx.HTTPError, ValueError) as failure:
-            self._failures[f"{url}/metrics: {type(failure).__name__}: {failure}"] += 1
-            return []
+            with anyio.fail_after(self._timeout):
+                async with self._clients[index].stream("GET", f"{url}/metrics") as response:
+                    response.raise_for_status()
+                    text = await _sampled_lines(response)
+            if samples := server_samples(text, time.perf_counter() - zero):
+                return samples
+            words = "HTTP 200 with none of vLLM's metrics"
+        except (httpx.HTTPError, TimeoutError, ValueError) as failure:
+            why = str(failure) or f"no whole answer within {self._timeout:g} s"
+            words = f"{type(failure).__name__}: {why.splitlines()[0]}"
+        self._failures[self._endpoints[index].scrub(f"{url}/metrics: {words}")] += 1
+        return []
+
+
+async def _sampled_lines(response: httpx.Response) -> str:
+    """The lines of ``response`` that are sampled, picked piece by piece as it arrives.
+
+    A page of 10 MB (many engines, many models) looked through in one go would hold up the event
+    loop, and so the stamps of the requests in flight, for a quarter of a second.
+    """
+    picked: list[bytes] = []
+    rest = b""
+    async for piece in response.aiter_bytes():
+        whole, _, rest = (rest + piece).rpartition(b"\n")
+        picked += _SAMPLED_LINE.findall(whole)
+    picked += _SAMPLED_LINE.findall(rest)
+    return b"\n".join(picked).decode()

@@ -12,7 +12,7 @@ few milliseconds later; so of all that is seen here ``replied`` is nearest to th
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -22,7 +22,7 @@ import httpx
 import msgspec
 
 from harness.records import AttemptOutcome, ResetAttempt, ResetMode
-from harness.replica.client import control_client
+from harness.replica.client import NOT_JSON, control_client
 from harness.target import Endpoint
 
 ROUTE = "/reset_prefix_cache"
@@ -44,8 +44,8 @@ REASON_CHARACTERS = 500
 class Resetter:
     """Resets the prefix cache of every pod at once, each on its own connection.
 
-    Use as an async context manager. ``timeout`` is the longest wait for a reply in seconds: a
-    reset waits for the running engine step.
+    Use as an async context manager. ``timeout`` is the longest wait for a whole reply in seconds:
+    a reset waits for the running engine step.
     """
 
     def __init__(self, endpoints: Sequence[Endpoint], timeout: float) -> None:
@@ -82,7 +82,7 @@ class Resetter:
 
         async def call_pod(pod: int) -> None:
             attempts[pod] = await _call(
-                self._clients[pod], self._endpoints[pod].url, mode, external, zero
+                self._clients[pod], self._endpoints[pod], mode, external, zero, self._timeout
             )
 
         async with anyio.create_task_group() as pods:
@@ -92,16 +92,41 @@ class Resetter:
 
 
 async def _call(
-    client: httpx.AsyncClient, url: str, mode: ResetMode, external: bool, zero: float
+    client: httpx.AsyncClient,
+    endpoint: Endpoint,
+    mode: ResetMode,
+    external: bool,
+    zero: float,
+    limit: float,
 ) -> ResetAttempt:
     parameters = dict(PARAMETERS[mode]) | ({"reset_external": "true"} if external else {})
     called = time.perf_counter() - zero
     try:
-        response = await client.post(url + ROUTE, params=parameters)
-    except httpx.TransportError as failure:
-        reason = f"{type(failure).__name__}: {failure}"[:REASON_CHARACTERS]
+        with anyio.fail_after(limit):
+            response = await client.post(endpoint.url + ROUTE, params=parameters)
+    except (httpx.RequestError, TimeoutError) as failure:
+        words = str(failure) or f"no whole answer within {limit:g} s"
+        reason = f"{type(failure).__name__}: {words}"[:REASON_CHARACTERS]
         return ResetAttempt(called, None, AttemptOutcome.FAILED, error=reason)
-    return judge(mode, called, time.perf_counter() - zero, response.status_code, response.content)
+    replied = time.perf_counter() - zero
+    attempt = judge(mode, called, replied, response.status_code, response.content)
+    return msgspec.structs.replace(
+        attempt,
+        reply=_scrubbed(attempt.reply, endpoint.scrub),
+        error=None if attempt.error is None else endpoint.scrub(attempt.error)[:REASON_CHARACTERS],
+    )
+
+
+def _scrubbed(value: Any, scrub: Callable[[str], str]) -> Any:  # noqa: ANN401 - parsed JSON
+    """``value`` with ``scrub`` done to every string in it."""
+    match value:
+        case str():
+            return scrub(value)
+        case list():
+            return [_scrubbed(each, scrub) for each in value]
+        case dict():
+            return {scrub(key): _scrubbed(each, scrub) for key, each in value.items()}
+    return value
 
 
 def judge(mode: ResetMode, called: float, replied: float, status: int, body: bytes) -> ResetAttempt:
@@ -120,7 +145,7 @@ def judge(mode: ResetMode, called: float, replied: float, status: int, body: byt
         http_status=status,
         preemptions=_count(told.get("preempted")),
         reply=reply,
-        error=None if error is None else error[:REASON_CHARACTERS],
+        error=error,
     )
 
 
@@ -151,7 +176,7 @@ def _outcome(
 def _object(body: bytes) -> dict[str, Any] | None:
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
-    except msgspec.DecodeError:
+    except NOT_JSON:
         return None
 
 

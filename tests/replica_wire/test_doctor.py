@@ -96,6 +96,34 @@ async def test_a_hidden_schema_forbids_keep_and_warns_of_the_rest(patched) -> No
     assert any("--disable-fastapi-docs" in text for text in warned.warnings())
 
 
+@pytest.mark.parametrize(
+    "paths",
+    [
+        [],
+        {"/reset_prefix_cache": []},
+        {"/reset_prefix_cache": {"post": {"parameters": 7}}},
+        {"/reset_prefix_cache": {"post": {"parameters": ["keep_running_requests"]}}},
+    ],
+)
+async def test_a_schema_of_another_shape_is_no_schema(patched, paths: object) -> None:
+    patched.json("GET", "/openapi.json", {"paths": paths})
+    with pytest.raises(KeepUnsupported, match="--disable-fastapi-docs"):
+        (await inspect(target(patched), KEEP)).raise_problem()
+
+
+async def test_a_parameter_by_reference_is_passed_over(patched) -> None:
+    listed = [{"$ref": "#/components/x"}, {"name": "keep_running_requests"}]
+    schema = {"paths": {"/reset_prefix_cache": {"post": {"parameters": listed}}}}
+    patched.json("GET", "/openapi.json", schema)
+    assert ResetMode.KEEP in (await inspect(target(patched), KEEP)).reset_modes
+
+
+async def test_a_body_not_of_the_coding_it_names(patched) -> None:
+    plain = type(patched.as_json(0))(200, b"plain", {"Content-Encoding": "gzip"})
+    patched.answer("GET", "/version", plain)
+    assert "coding" in problem(await inspect(target(patched), KEEP))
+
+
 async def test_a_version_that_does_not_tell_what_a_reset_did(before_0_26) -> None:
     assert "0.26" in problem(await inspect(target(before_0_26), {ResetMode.DEFAULT}))
     (await inspect(target(before_0_26), NOTHING)).raise_problem()
@@ -198,7 +226,7 @@ async def test_a_server_that_never_answers(patched, monkeypatch) -> None:
     monkeypatch.setattr("harness.replica.client.TIMEOUT", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         patched.url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        assert "gave no answer" in problem(await inspect(target(patched), KEEP))
+        assert "gave no whole answer" in problem(await inspect(target(patched), KEEP))
 
 
 async def test_tls(tls, patched, certificate) -> None:

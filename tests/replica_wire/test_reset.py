@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import socketserver
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -190,3 +193,75 @@ async def test_a_base_path_and_an_own_authority(tls, certificate) -> None:
     async with Resetter([Endpoint(f"{tls.url}/pod/a/", ca=certificate)], 5) as resetter:
         seen = await resetter.attempt(ResetMode.KEEP, external=False, zero=0.0)
     assert seen.outcome is AttemptOutcome.CLEARED
+
+
+@contextlib.contextmanager
+def answering(answer: bytes, *, gap: float = 0.0) -> Iterator[Endpoint]:
+    """A server that says ``answer`` to every request; with a gap, then a space each ``gap`` s."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(ConnectionError):
+                while self.request.recv(1 << 16):
+                    self.request.sendall(answer)
+                    while gap:
+                        time.sleep(gap)
+                        self.request.sendall(b" ")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield Endpoint(f"http://127.0.0.1:{server.server_address[1]}")
+        server.shutdown()
+        thread.join()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
+
+
+async def test_a_trickle_is_bounded_as_a_whole() -> None:
+    began = time.perf_counter()
+    with answering(HEAD % 10**6, gap=0.02) as endpoint:
+        async with Resetter([endpoint], 0.3) as resetter:
+            seen = await resetter.attempt(ResetMode.KEEP, external=False, zero=0.0)
+    assert (seen.outcome, seen.replied) == (AttemptOutcome.FAILED, None)
+    assert "no whole answer within 0.3 s" in seen.error
+    assert time.perf_counter() - began < 2
+
+
+async def test_an_answer_said_twice_answers_one_reset_only() -> None:
+    yes, no = b'{"success": true}', b'{"success": false}'
+    with answering(HEAD % len(yes) + yes + HEAD % len(no) + no) as endpoint:
+        async with Resetter([endpoint], 5) as resetter:
+            for _ in range(3):
+                seen = await resetter.attempt(ResetMode.KEEP, external=False, zero=0.0)
+                assert seen.outcome is AttemptOutcome.CLEARED
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        HEAD % 200_000 + b"[" * 200_000,
+        HEAD % 7 + b'{"a":"\xff',
+        HEAD.replace(b"OK", b"OK\r\nContent-Encoding: gzip") % 5 + b"plain",
+    ],
+    ids=["deep", "no UTF-8", "no gzip"],
+)
+async def test_nonsense_is_a_failure(answer: bytes) -> None:
+    with answering(answer) as endpoint:
+        async with Resetter([endpoint], 5) as resetter:
+            seen = await resetter.attempt(ResetMode.KEEP, external=False, zero=0.0)
+    assert seen.outcome is AttemptOutcome.FAILED
+    assert len(seen.error) <= 500
+
+
+async def test_a_secret_that_a_server_echoes_is_in_no_attempt(stock) -> None:
+    heard = "got Bearer sk-very-secret and tenant-token-7"
+    stock.reset({"success": False, "error": heard, "x" * 470 + "sk-very-secret": [heard]}, 500)
+    headers = {"Authorization": "Bearer sk-very-secret", "X-Tenant": "tenant-token-7"}
+    async with Resetter([Endpoint(stock.url, headers)], 5) as resetter:
+        seen = await resetter.attempt(ResetMode.KEEP, external=False, zero=0.0)
+    assert seen.outcome is AttemptOutcome.REJECTED
+    told = f"{seen.error} {seen.reply}"
+    assert "***" in told
+    assert not any(part in told for part in ("sk-very", "very-secret", "tenant-token"))

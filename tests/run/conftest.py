@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 SMALL_REPLICA = Path(__file__).with_name("small_replica.py")
+FAULT_SERVER = Path(__file__).with_name("fault_server.py")
 QUICK = (
     *("--rate", "40", "--warmup", "0.5", "--duration", "3", "--reset-every", "0.75"),
     *("--prefixes", "4", "--prefix-tokens", "64", "--unique-tokens", "8", "--output-tokens", "5"),
@@ -31,10 +32,12 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.through: tuple[str, ...] = ()
+        """A command that starts ``bench``, if not this process."""
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "harness", *arguments],
+            [*self.through, sys.executable, "-m", "harness", *arguments],
             cwd=self.folder, text=True, env={**os.environ, "COLUMNS": "120", **environment},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
@@ -53,15 +56,25 @@ def bench(tmp_path: Path) -> Bench:
 @pytest.fixture
 def small_replica() -> Iterator[Callable[..., SmallReplica]]:
     """Start small replicas that live until the test ends."""
+    with _servers(SMALL_REPLICA) as start:
+        yield start
+
+
+@pytest.fixture
+def fault_server() -> Iterator[Callable[..., SmallReplica]]:
+    """Start fault servers that live until the test ends."""
+    with _servers(FAULT_SERVER) as start:
+        yield start
+
+
+@contextmanager
+def _servers(script: Path) -> Iterator[Callable[..., SmallReplica]]:
     with ExitStack() as stack:
 
         def start(*arguments: str) -> SmallReplica:
+            command = [sys.executable, str(script), *arguments]
             process = stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, str(SMALL_REPLICA), *arguments],
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
+                subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             )
             stack.callback(process.kill)
             assert process.stdout is not None

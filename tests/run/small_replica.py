@@ -29,6 +29,8 @@ class Replica:
     begun: int = 0
     preempted: int = 0
     wipes: int = 0
+    pace: float = 1.0
+    """Times as long as usual that a completion takes."""
 
     def metrics(self) -> str:
         engine = '{engine="0",model_name="small"}'
@@ -83,7 +85,7 @@ class Replica:
         hit, wipes = head in self.cached, self.wipes
         self.running += 1
         try:
-            await asyncio.sleep(0.002 if hit else 0.02)
+            await asyncio.sleep(self.pace * (0.002 if hit else 0.02))
             if self.wipes == wipes:  # what a wipe found computed, or half so, is not cached again
                 self.cached.add(head)
             stream_head(writer)
@@ -94,7 +96,7 @@ class Replica:
                     "finish_reason": "length" if last else None,
                 }]})  # fmt: skip
                 await writer.drain()
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(self.pace * 0.005)
         finally:
             self.running -= 1
         event(writer, {"choices": [], "usage": {
@@ -108,16 +110,16 @@ class Replica:
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                first, *lines = head.split("\r\n")
+                _, *lines = head.split("\r\n")
                 headers = dict(line.lower().split(": ", 1) for line in lines if line)
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
-                await self.answer(first.split(" ")[1], body, writer)
+                await self.answer(head, body, writer)
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
 
-    async def answer(self, target: str, body: bytes, writer: asyncio.StreamWriter) -> None:
-        url = urlsplit(target)
+    async def answer(self, head: str, body: bytes, writer: asyncio.StreamWriter) -> None:
+        url = urlsplit(head.split(" ")[1])
         match url.path:
             case "/v1/completions":
                 await self.complete(json.loads(body), writer)
