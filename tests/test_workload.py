@@ -270,6 +270,10 @@ def test_what_a_trace_offers_is_told(tmp_path: Path) -> None:
     assert share == pytest.approx(found / asked, abs=0.02)
     assert share > 0.2
     assert offers(Scenario(), ()) == []
+    sizes = [one.prompt_tokens + one.output_tokens for one in plan.arrivals]
+    assert not any("exceed" in line for line in offers(plan.scenario, plan.arrivals, max(sizes)))
+    over = offers(plan.scenario, plan.arrivals, max(sizes) - 1)
+    assert any(f"1 of {len(sizes)} requests exceed" in line for line in over)
 
 
 def test_sessions_plan_their_turns() -> None:
