@@ -162,7 +162,8 @@ class Run:
         self._note(server=diagnosis.server(), warnings=diagnosis.warnings())
         async with AsyncExitStack() as stack:
             wire = await _Wire.open(self._plan, server.target, diagnosis, stack)
-            for line in offers(self._plan.scenario, self._plan.arrivals):
+            context = diagnosis.max_model_len
+            for line in offers(self._plan.scenario, self._plan.arrivals, context):
                 self._watcher.say(line)
             self._watcher.say(f"priming {wire.pool.prefixes} prefixes")
             began = perf_counter()

@@ -128,8 +128,13 @@ def texts_of(scenario: Scenario) -> tuple[str, ...]:
     return tuple(row.text for row in read_trace(trace).rows if row.text is not None)
 
 
-def offers(scenario: Scenario, arrivals: Sequence[Arrival]) -> list[str]:
-    """What to know of a trace before the run; nothing where there is none."""
+def offers(
+    scenario: Scenario, arrivals: Sequence[Arrival], context: int | None = None
+) -> list[str]:
+    """What to know of a trace before the run; nothing where there is none.
+
+    ``context`` is the model's, in tokens, where the server tells it.
+    """
     if scenario.trace.file is None:
         return []
     trace = read_trace(scenario.trace)
@@ -150,5 +155,11 @@ def offers(scenario: Scenario, arrivals: Sequence[Arrival]) -> list[str]:
         else:
             parts = prompts_of(scenario).family.parts
             share, of = best_hit_rate(parts(arrival) for arrival in arrivals), "prompt tokens"
+        sizes = (one.output_tokens + (one.prompt_tokens or 0) for one in arrivals)
+        if context is not None and (long := sum(size > context for size in sizes)):
+            lines.append(
+                f"{long:,} of {len(arrivals):,} requests exceed the model's context of "
+                f"{context:,} tokens: the server will refuse them. Serve a longer context."
+            )
         lines.append(f"best possible hit rate of its requests: {share:.1%} of their {of}")
     return lines

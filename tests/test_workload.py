@@ -11,8 +11,10 @@ import msgspec
 import pytest
 from scipy import stats
 
+from harness.analysis.gate.baseline import another_plan
 from harness.errors import UsageError
 from harness.experiment import read_experiment
+from harness.gate import read_baseline
 from harness.load.traces import read_trace
 from harness.plan import Plan, make_plan
 from harness.scenario import Scenario, identity, read_scenario
@@ -49,6 +51,20 @@ def test_a_later_field_counts_where_it_is_used() -> None:
     used = read_scenario(None, {"load.process": "gamma", "load.burstiness": 2.0})
     assert identity(used)["load"]["process"] == "gamma"
     assert identity(used)["load"]["burstiness"] == 2.0
+
+
+def test_a_baseline_of_before_is_another_plan_only_where_a_later_knob_is_used() -> None:
+    old = read_baseline(ROOT / "results" / "baseline.json")
+    setting = dict(old.made_from.setting)
+    gate = read_experiment(ROOT / "scenarios" / "experiments" / "gate.toml").scenario
+    assert {key for key in setting if key.startswith("load.")} == {
+        f"load.{key}" for key in identity(gate)["load"]
+    }
+    assert another_plan(old, old) is None
+    made_from = msgspec.structs.replace(old.made_from, setting=setting | {"load.process": "gamma"})
+    runs = tuple(msgspec.structs.replace(run, plan="other") for run in old.runs)
+    new = msgspec.structs.replace(old, made_from=made_from, runs=runs)
+    assert another_plan(new, old) == "another plan: only the candidate sets load.process, to gamma"
 
 
 def test_an_arrival_of_the_default_workload_is_written_as_it_was() -> None:
@@ -254,6 +270,10 @@ def test_what_a_trace_offers_is_told(tmp_path: Path) -> None:
     assert share == pytest.approx(found / asked, abs=0.02)
     assert share > 0.2
     assert offers(Scenario(), ()) == []
+    sizes = [one.prompt_tokens + one.output_tokens for one in plan.arrivals]
+    assert not any("exceed" in line for line in offers(plan.scenario, plan.arrivals, max(sizes)))
+    over = offers(plan.scenario, plan.arrivals, max(sizes) - 1)
+    assert any(f"1 of {len(sizes)} requests exceed" in line for line in over)
 
 
 def test_sessions_plan_their_turns() -> None:

@@ -9,6 +9,7 @@ from harness.analysis.period import Period, unrecorded
 from harness.analysis.timings import chunks
 from harness.journals import Journals
 from harness.records import Outcome
+from harness.scenario import PromptForm
 
 
 class Volume(msgspec.Struct, frozen=True):
@@ -37,6 +38,8 @@ class Volume(msgspec.Struct, frozen=True):
     """Requests with tokens whose number the server did not tell: each chunk counts as one."""
     cached_share: float | None
     """Prompt tokens from the prefix cache over all prompt tokens, by the replies' usage."""
+    prompt_tokens: float | None = None
+    """Mean size of a prompt by the replies' usage, where prompts are text; token ids are exact."""
 
 
 def measure(journals: Journals, period: Period) -> Volume:
@@ -62,6 +65,7 @@ def measure(journals: Journals, period: Period) -> Volume:
         tokens_per_second=tokens / length if length else None,
         without_usage=without_usage,
         cached_share=_cached_share(journals, period),
+        prompt_tokens=_prompt_tokens(journals, period),
     )
 
 
@@ -73,6 +77,14 @@ def _tokens(journals: Journals, period: Period) -> tuple[float, int]:
     counted = np.where(np.isnan(told), of_request, told)
     each = np.divide(counted, of_request, out=np.zeros(len(counted)), where=of_request > 0)
     return float(inside @ each), int(np.sum(np.isnan(told) & (inside > 0)))
+
+
+def _prompt_tokens(journals: Journals, period: Period) -> float | None:
+    if journals.manifest.plan.scenario.prompts.form is PromptForm.TOKEN_IDS:
+        return None
+    frame = journals.requests.frame
+    told = frame["prompt_tokens"][period.holds(frame["sent"].to_numpy(np.float64))].dropna()
+    return float(told.mean()) if len(told) else None
 
 
 def _cached_share(journals: Journals, period: Period) -> float | None:

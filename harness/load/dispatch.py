@@ -40,7 +40,8 @@ async def dispatch(
     sessions = _Open()
 
     async def one(arrival: Arrival) -> None:
-        started, following = perf_counter() - zero, None
+        started = perf_counter() - zero
+        following: Arrival | None = None
         async with limit:
             if not sending.cancel_called:
                 following = await send(arrival, started)

@@ -72,6 +72,8 @@ def _volume(summary: RunSummary) -> str:
     ]
     if volume.tokens_per_second is not None:
         parts.append(f"{figures(volume.tokens_per_second)} tokens/s")
+    if volume.prompt_tokens is not None:
+        parts.append(f"{figures(volume.prompt_tokens)} tokens a prompt by the server's count")
     if volume.cached_share is not None:
         parts.append(f"{volume.cached_share:.0%} of prompt tokens cached")
     if volume.unrecorded:

@@ -76,3 +76,8 @@ def test_poisson_arrivals_make_windows_at_rate_times_idle_share():
     found = idle.measure(InFlight.from_stamps(sent, finished), Period(0.0, length), rate)
     expected = found.expected_per_minute * length / 60
     assert found.count == pytest.approx(expected, abs=4 * np.sqrt(expected))
+
+
+def test_nothing_is_expected_of_arrivals_that_are_not_poisson() -> None:
+    found = idle.measure(in_flight([(1.0, 1.0)]), Period(0.0, 10.0), rate=None)
+    assert (found.count, found.expected_per_minute) == (2, None)

@@ -9,6 +9,7 @@ from harness.analysis import volume
 from harness.analysis.period import Period, measured
 from harness.journals import RunStatus
 from harness.records import Arrival, Outcome
+from harness.scenario import PromptForm, PromptSpec, Scenario
 from tests.analysis.simulation import journals, request
 
 ALWAYS = Period(0.0, 100.0)
@@ -52,6 +53,23 @@ def test_requests_across_the_warm_up_count_by_event():
 def test_an_empty_period_claims_no_rate():
     found = volume.measure(journals(), Period(10.0, 10.0))
     assert (found.rate, found.tokens_per_second, found.failed_share) == (None, None, None)
+
+
+def test_sizes_of_text_prompts_are_those_the_server_counted():
+    asked = [msgspec.structs.replace(request(n, 5.0, 6.0), prompt_tokens=100 * n) for n in (1, 2)]
+    assert volume.measure(journals(*asked), ALWAYS).prompt_tokens is None
+    of = Scenario(prompts=PromptSpec(form=PromptForm.TEXT))
+    assert volume.measure(journals(*asked, of=of), ALWAYS).prompt_tokens == 150
+    untold = [msgspec.structs.replace(one, prompt_tokens=None) for one in asked]
+    assert volume.measure(journals(*untold, of=of), ALWAYS).prompt_tokens is None
+
+
+def test_later_turns_do_not_hide_an_arrival_that_was_lost():
+    turn = msgspec.structs.replace(request(7, 50.0, 51.0), closed_loop=True)
+    planned = (Arrival(0, 5.0, 0, 1), Arrival(1, 60.0, 0, 1))
+    run = journals(request(0, 5.0, 6.0), turn, planned=planned)
+    assert volume.measure(run, ALWAYS).unrecorded == 1
+    assert measured(run).end == 60.0
 
 
 def test_the_measured_period_ends_where_the_journal_has_a_gap():

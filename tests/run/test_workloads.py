@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from harness.journals import Journals, RunStatus
 from harness.store import read_run
 
-from .conftest import Bench, SmallReplica
+from .conftest import QUICK, Bench, SmallReplica
 
 Start = Callable[..., SmallReplica]
 TRACES = Path(__file__).parents[1] / "load" / "traces"
@@ -45,6 +46,19 @@ def test_a_tree_primes_every_leaf_and_finds_none_cached(carried_out) -> None:
     assert (frame["prompt_tokens"] == 68).all()
     assert set(frame["prefix"]) == {0, 1}
     assert not frame["closed_loop"].any()
+
+
+def test_a_run_is_exported(bench: Bench, small_replica: Start) -> None:
+    assert bench("run", "--url", small_replica().url, *QUICK, "--out", "r").returncode == 0
+    done = bench("export", "r", "--to", "vllm-bench")
+    assert done.returncode == 0, done.stderr
+    told = json.loads((bench.folder / "r" / "vllm-bench.json").read_bytes())
+    assert told["completed"] == told["num_prompts"] > 50
+    assert set(told["output_lens"]) == {5}
+    assert bench("export", "r", "--to", "csv", "--out", "all.csv").returncode == 0
+    rows = (bench.folder / "all.csv").read_text().splitlines()
+    assert len(rows) == 1 + len(read_run(bench.folder / "r").requests)
+    assert bench("export", "nowhere", "--to", "csv").returncode == 7
 
 
 def test_a_trace_is_sent_with_its_sizes_and_its_reuse_is_told(carried_out) -> None:
