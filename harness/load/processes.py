@@ -37,7 +37,7 @@ def gamma(rate: float, burstiness: float, end: float, rng: np.random.Generator) 
 def constant(rate: float, end: float, rng: np.random.Generator) -> Floats:
     """Instants exactly 1/``rate`` apart; the first is drawn uniformly from [0, 1/``rate``)."""
     count = int(np.ceil(rate * end)) + 1
-    instants = (rng.random() + np.arange(count)) / rate
+    instants: Floats = (rng.random() + np.arange(count, dtype=np.float64)) / rate
     return instants[instants < end]
 
 
@@ -117,5 +117,5 @@ def varying(profile: Sequence[Stretch], end: float, rng: np.random.Generator) ->
     rest, rate = drawn - reached[where], first[where]
     slope = np.divide(last - first, seconds, out=np.zeros_like(mass), where=seconds > 0)[where]
     root = np.sqrt(np.maximum(rate**2 + 2 * slope * rest, 0.0))
-    instants = begins[where] + 2 * rest / (rate + root)
+    instants: Floats = begins[where] + 2 * rest / (rate + root)
     return instants[instants < end]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -91,6 +91,7 @@ def test_counts_of_varying_arrivals_are_poisson_about_the_mean_rate(name: str) -
 
 
 @pytest.mark.parametrize("shape", [ramp, steps])
+@settings(deadline=None)
 @given(
     levels=st.lists(st.floats(0, 10), min_size=2, max_size=6).filter(lambda one: sum(one) > 0.1),
     warmup=st.floats(0, 50),
@@ -120,6 +121,7 @@ def test_replay_keeps_the_shape_and_takes_the_rate() -> None:
     assert replay(recorded, 10.0, 0.4, 1.5) == pytest.approx([0.0, 1.0])
 
 
+@settings(deadline=None)
 @given(
     seed=st.integers(0, 2**32), rate=st.floats(0.05, 200), end=st.floats(0.5, 30),
     burstiness=st.floats(0.2, 50),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.load.prompts import (
@@ -118,6 +118,7 @@ def test_the_best_hit_rate_counts_what_an_endless_cache_would_hold() -> None:
     assert rate_of() == 0.0
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), max_size=12))
 def test_the_best_hit_rate_is_that_of_the_longest_common_beginnings(paths) -> None:
     asked = found = 0
@@ -132,6 +133,7 @@ def test_the_best_hit_rate_is_that_of_the_longest_common_beginnings(paths) -> No
     assert rate_of(*requests) == pytest.approx(found / asked if asked else 0.0)
 
 
+@settings(deadline=None)
 @given(st.lists(st.text("ab", max_size=6), max_size=10))
 def test_the_best_hit_rate_of_texts_is_that_of_their_common_beginnings(texts) -> None:
     found = sum(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import UsageError
@@ -141,6 +141,7 @@ def test_a_missing_trace_is_named() -> None:
         read(TRACES / "none.csv", AZURE)
 
 
+@settings(deadline=None)
 @given(st.text(), st.sampled_from(TraceFormat))
 def test_no_text_makes_a_traceback(tmp_path_factory, text: str, kind: TraceFormat) -> None:
     file = tmp_path_factory.getbasetemp() / "any"
