@@ -9,8 +9,9 @@ the keep arm comes after the default arm and replays the instants at which that 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from time import monotonic
 
@@ -52,6 +53,10 @@ class ExperimentSpec(msgspec.Struct, frozen=True):
     rates: tuple[float, ...] = (4.0,)
     """Mean arrivals a second."""
     seeds: tuple[int, ...] = (1,)
+
+
+FEWEST_DRAWS = 40
+"""Fewer possible draws than this cannot reject at 5 % on both sides."""
 
 
 class PlannedRun(msgspec.Struct, frozen=True):
@@ -177,7 +182,7 @@ def carry_out(
         if not _is_complete(out / run.name) and not _nothing_to_replay(run, out)
     ]
     watcher.say(f"{len(planned)} runs, {len(planned) - len(left)} of them done before")
-    for line in _closer_than_the_rule(spec, planned):
+    for line in beforehand(spec):
         watcher.say(line)
     left = left[:most]
     if not left:
@@ -198,6 +203,12 @@ def _nothing_to_replay(planned: PlannedRun, out: Path) -> bool:
     return replayed(planned.plan, read_run(out / planned.replays)) is None
 
 
+def beforehand(spec: ExperimentSpec) -> tuple[str, ...]:
+    """What to know of an experiment before it is carried out."""
+    planned = plan_runs(spec)
+    return (*_closer_than_the_rule(spec, planned), *_too_few_draws(spec, planned))
+
+
 def _closer_than_the_rule(spec: ExperimentSpec, planned: tuple[PlannedRun, ...]) -> Iterator[str]:
     """What to know beforehand about resets that lie closer than the rule."""
     gaps = [
@@ -211,6 +222,32 @@ def _closer_than_the_rule(spec: ExperimentSpec, planned: tuple[PlannedRun, ...])
             f"resets are {least:g} s apart, the rule asks for {SPACING_RULE:g} s or more: the "
             "report says how much load the wipes themselves add"
         )
+
+
+def _too_few_draws(spec: ExperimentSpec, planned: tuple[PlannedRun, ...]) -> Iterator[str]:
+    """Which contrasts of a crossover no outcome could tell, for want of possible draws.
+
+    A test re-randomises what the draw could have been: of the resets at which two runs got the two
+    modes in either order, which ones got the first (``analysis.experiment.stats``).
+    """
+    if spec.design is not Design.CROSSOVER:
+        return
+    for pair in combinations(spec.modes, 2):
+        draws = 1
+        for one, other in combinations(planned, 2):
+            if one.plan.digest == other.plan.digest:
+                orders = list(zip(_modes(one), _modes(other), strict=True))
+                first = orders.count(pair)
+                draws *= math.comb(first + orders.count(pair[::-1]), first)
+        if draws < FEWEST_DRAWS:
+            yield (
+                f"{pair[0]} and {pair[1]} meet in {draws} possible draws, too few to tell them "
+                "apart at 5 %: plan more resets, or a second seed"
+            )
+
+
+def _modes(run: PlannedRun) -> list[ResetMode]:
+    return [reset.mode for reset in run.plan.resets]
 
 
 async def _run_all(runs: list[PlannedRun], out: Path, server: Server, watcher: Watcher) -> Ending:

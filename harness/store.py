@@ -3,16 +3,18 @@
 A run folder holds ``run.json`` and one JSON-lines file a journal. Lines are appended as things
 happen and flushed at least once a second, the manifest is replaced atomically, so a run that is
 killed at any instant leaves a folder that loads, minus at most a torn last line per journal.
+A journal that somebody compressed with xz afterwards (``requests.jsonl.xz``) is read as well.
 """
 
 from __future__ import annotations
 
 import contextlib
+import lzma
 import os
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import msgspec
 
@@ -178,7 +180,7 @@ def _lines(file: Path, kind: type[Record], torn: list[str]) -> Iterator[Record]:
     """Records of one journal; a last line that was cut short is named in ``torn`` and left out."""
     decoder = msgspec.json.Decoder(kind)
     try:
-        with file.open("rb") as lines:
+        with _open(file) as lines:
             for number, line in enumerate(lines, 1):
                 if not line.endswith(b"\n"):
                     torn.append(file.name)
@@ -189,5 +191,14 @@ def _lines(file: Path, kind: type[Record], torn: list[str]) -> Iterator[Record]:
                     raise JournalError(f"{file}, line {number}: {error}.") from None
     except FileNotFoundError:
         raise JournalError(f"{file} is missing; a run folder has all four journals.") from None
+    except (lzma.LZMAError, EOFError) as error:
+        raise JournalError(f"{file}.xz is damaged: {error}. Restore it.") from None
     except OSError as error:
         raise JournalError(f"cannot read {file}: {error.strerror}.") from None
+
+
+def _open(file: Path) -> IO[bytes]:
+    packed = file.with_name(f"{file.name}.xz")
+    if not file.exists() and packed.exists():
+        return lzma.open(packed, "rb")
+    return file.open("rb")

@@ -10,7 +10,7 @@ import pytest
 
 from harness.design import Design
 from harness.errors import UsageError
-from harness.experiment import ExperimentSpec, plan_runs, read_experiment
+from harness.experiment import ExperimentSpec, beforehand, plan_runs, read_experiment
 from harness.records import ResetMode
 from harness.scenario import Scenario, read_scenario
 
@@ -46,6 +46,26 @@ def test_arms_share_a_plan_with_their_control_in_an_order_of_their_own() -> None
     assert len({run.plan.digest for run in runs}) == 8
     orders = {tuple(run.plan.scenario.resets.mode for run in block) for block in blocks}
     assert len(orders) > 2
+
+
+def test_three_modes_with_eight_resets_say_beforehand_that_they_cannot_tell() -> None:
+    lines = beforehand(ExperimentSpec("x", SCENARIO, modes=MODES))
+    assert sum("18 possible draws" in line for line in lines) == 3
+    assert not any(
+        "draws" in line
+        for line in beforehand(ExperimentSpec("x", SCENARIO, modes=MODES, seeds=(1, 2)))
+    )
+    two = ExperimentSpec("x", SCENARIO, modes=(ResetMode.PREEMPT, ResetMode.KEEP))
+    assert not any("draws" in line for line in beforehand(two))
+
+
+@pytest.mark.parametrize(
+    "file",
+    sorted((Path(__file__).parents[1] / "scenarios" / "experiments").glob("*.toml")),
+    ids=lambda f: f.stem,
+)
+def test_every_experiment_that_is_shipped_can_tell_something(file: Path) -> None:
+    assert not any("draws" in line for line in beforehand(read_experiment(file)))
 
 
 def test_every_combination_has_a_folder_of_its_own() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +68,29 @@ def test_what_was_appended_loads_again(folder: RunFolder) -> None:
     assert np.isnan(run.requests.frame["sent"]).all()
     assert (run.resets, run.server, run.client) == ((reset,), (sample,), (health,))
     assert run.torn == ()
+
+
+def test_an_archived_run_reads_as_before(folder: RunFolder) -> None:
+    for number in range(3):
+        folder.append_request(request(number))
+    folder.append_reset(ResetRecord(0, ResetMode.KEEP, 5.0, AttemptOutcome.CLEARED, in_flight=3))
+    folder.append_server(ServerSample(1.5, "0", {"num_requests_running": 2.0}))
+    folder.append_client(ClientSample(1.0, 0.5, (0.001,)))
+    folder.flush()
+    before = read_run(folder.path)
+    script = Path(__file__).parents[1] / "scripts" / "archive_run"
+    subprocess.run([sys.executable, str(script), str(folder.path)], check=True)
+    assert not list(folder.path.glob("*.jsonl"))
+    after = read_run(folder.path)
+    assert after.requests.frame.equals(before.requests.frame)
+    assert np.array_equal(after.requests.token_times, before.requests.token_times)
+    assert (after.resets, after.server, after.client) == (
+        before.resets, before.server, before.client
+    )  # fmt: skip
+    packed = folder.path / f"{REQUESTS}.xz"
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with pytest.raises(JournalError, match="damaged"):
+        read_run(folder.path)
 
 
 def test_the_last_line_of_a_reset_counts(folder: RunFolder) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 
 from harness.analysis.doubt import Severity
 from harness.analysis.experiment.findings import Findings
 from harness.report import notes, tables
 from harness.report.tables import Grid
 from harness.report.text import print_line, table
+
+WIDTH = 100
+"""Columns that every table fits into; in a narrower terminal cells wrap."""
 
 
 def print_findings(console: Console, findings: Findings) -> None:
@@ -35,8 +38,10 @@ def _print_grid(console: Console, grid: Grid) -> None:
     # The title on a line of its own: rich would wrap it to the width of a narrow table.
     print_line(console, grid.title, style="bold")
     made = table(console, None)
+    fits = console.width >= WIDTH
     for place, header in enumerate(grid.headers):
-        made.add_column(header, justify="right" if place else "left", no_wrap=True)
+        side: JustifyMethod = "right" if place else "left"
+        made.add_column(header, justify=side, no_wrap=fits, overflow="fold")
     for row in grid.rows:
         made.add_row(*row)
     console.print(made)
