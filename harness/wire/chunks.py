@@ -129,7 +129,7 @@ class Answer:
     def _note(self, stamp: float, chunk: _Chunk) -> None:
         for choice in chunk.choices or ():
             if self._keep:
-                self._hear(choice)
+                self._keep_words(choice)
             if choice.token_ids:
                 self.tokens += len(choice.token_ids)
                 self.token_times.append(stamp)
@@ -142,7 +142,7 @@ class Answer:
         if chunk.error is not None or chunk.object == "error":
             self.fault = error_text(chunk.message if chunk.error is None else chunk.error)
 
-    def _hear(self, choice: _Choice) -> None:
+    def _keep_words(self, choice: _Choice) -> None:
         self.ids += choice.token_ids or ()
         said = choice.text if choice.delta is None else choice.delta.content
         if said:

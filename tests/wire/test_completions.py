@@ -421,8 +421,8 @@ async def test_streams_that_end_together_are_read_a_slice_at_a_time(
     answers: list[Answer] = []
 
     class Watched(Answer):
-        def __init__(self) -> None:
-            super().__init__()
+        def __init__(self, *, keep: bool = False) -> None:
+            super().__init__(keep=keep)
             answers.append(self)
 
     monkeypatch.setattr("harness.wire.completions.Answer", Watched)
