@@ -33,7 +33,7 @@ from harness.replica.process import ReplicaSpec, managed_replica
 from harness.report.live import Display
 from harness.run import Watcher, run
 from harness.scenario import read_scenario
-from harness.store import read_run
+from harness.store import read_run, write
 from harness.target import (
     Endpoint,
     Target,
@@ -262,7 +262,7 @@ def _export(
     from harness.report.export import export
 
     file = out or folder / to.file
-    _write(file, export(read_run(folder), to))
+    write(file, export(read_run(folder), to))
     _say(f"{to}: {file}")
 
 
@@ -337,7 +337,7 @@ def _gate(
     On GitHub Actions the decision is also shown as annotations and on the run's summary page.
     """
     from harness.analysis.gate.judgement import Verdict, gate
-    from harness.gate import read_baseline, read_candidate, read_policy, write
+    from harness.gate import read_baseline, read_candidate, read_policy
     from harness.report.gate import markdown, print_decision
     from harness.report.gate_files import as_json, as_junit, workflow_commands
 
@@ -401,7 +401,7 @@ def _show(folder: Path) -> None:
     journals = read_run(folder)
     summary = summarize(journals)
     print_summary(_out, summary)
-    _write(folder / SUMMARY, as_json(summary))
+    write(folder / SUMMARY, as_json(summary))
     figure = folder / FIGURE
     try:
         draw_recovery(journals, summary, figure)
@@ -439,17 +439,9 @@ def _publish(findings: Findings, folder: Path | None, commands: Sequence[str]) -
     print_findings(_out, findings)
     if folder is None:
         return
-    _write(folder / SUMMARY, as_json(findings))
-    _write(folder / REPORT, page(findings, commands).encode())
+    write(folder / SUMMARY, as_json(findings))
+    write(folder / REPORT, page(findings, commands).encode())
     _say(f"page: {folder / REPORT}, figures for programs: {folder / SUMMARY}")
-
-
-def _write(file: Path, content: bytes) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content)
-    except OSError as error:
-        raise JournalError(f"cannot write {file}: {error.strerror}.") from None
 
 
 def _say(line: str) -> None:

@@ -183,7 +183,7 @@ def carry_out(
         if not _is_complete(out / run.name) and not _nothing_to_replay(run, out)
     ]
     watcher.say(f"{len(planned)} runs, {len(planned) - len(left)} of them done before")
-    for line in beforehand(spec):
+    for line in beforehand(spec, planned):
         watcher.say(line)
     left = left[:most]
     if not left:
@@ -204,9 +204,8 @@ def _nothing_to_replay(planned: PlannedRun, out: Path) -> bool:
     return replayed(planned.plan, read_run(out / planned.replays)) is None
 
 
-def beforehand(spec: ExperimentSpec) -> tuple[str, ...]:
-    """What to know of an experiment before it is carried out."""
-    planned = plan_runs(spec)
+def beforehand(spec: ExperimentSpec, planned: tuple[PlannedRun, ...]) -> tuple[str, ...]:
+    """What to know of an experiment, planned so, before it is carried out."""
     return (*_closer_than_the_rule(spec, planned), *_too_few_draws(spec, planned))
 
 

@@ -17,7 +17,7 @@ from harness.analysis.gate.policy_text import policy
 from harness.analysis.gate.readings import Candidate
 from harness.errors import JournalError, UsageError
 from harness.experiment import EXPERIMENT, read_experiment_manifest
-from harness.store import MANIFEST, read_run
+from harness.store import MANIFEST, read_run, write
 
 DEFAULT_POLICY = "default_policy.toml"
 
@@ -105,20 +105,6 @@ def write_baseline(baseline: Baseline, file: Path) -> None:
     write(fresh, msgspec.json.format(msgspec.json.encode(baseline), indent=1) + b"\n")
     try:
         fresh.replace(file)
-    except OSError as error:
-        raise JournalError(f"cannot write {file}: {error.strerror}.") from None
-
-
-def write(file: Path, content: bytes, *, append: bool = False) -> None:
-    """Write ``content`` to ``file``, whose folder is made if need be, or add it at its end.
-
-    Raises:
-        JournalError: it cannot be written.
-    """
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("ab" if append else "wb") as opened:
-            opened.write(content)
     except OSError as error:
         raise JournalError(f"cannot write {file}: {error.strerror}.") from None
 

@@ -171,6 +171,20 @@ def read_manifest(path: Path) -> Manifest:
         raise JournalError(f"{file} is not a run's manifest: {error}.") from None
 
 
+def write(file: Path, content: bytes, *, append: bool = False) -> None:
+    """Write ``content`` to ``file``, whose folder is made if need be, or add it at its end.
+
+    Raises:
+        JournalError: it cannot be written.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("ab" if append else "wb") as opened:
+            opened.write(content)
+    except OSError as error:
+        raise JournalError(f"cannot write {file}: {error.strerror}.") from None
+
+
 class _Version(msgspec.Struct):
     schema_version: int
     harness_version: str

@@ -1,8 +1,12 @@
-"""How the tests are dealt to worker processes (pytest-xdist): a file at a time, long ones first.
+"""What holds for all tests: drawn ones have no deadline, and how they are dealt to processes.
 
-What tests share (a replica, a browser, a simulated experiment) is made once a file, so a file stays
-in one process. The files that share the real replica stay together, since two of them at once would
-fight for the cores.
+Hypothesis by itself fails an example that takes 200 ms of wall-clock time. On a shared machine, or
+where the first example imports pandas, that says nothing; what must be fast has its own test.
+
+Tests are dealt to worker processes (pytest-xdist) a file at a time, long ones first. What tests
+share (a replica, a browser, a simulated experiment) is made once a file, so a file stays in one
+process. The files that share the real replica stay together, since two of them at once would fight
+for the cores.
 """
 
 from __future__ import annotations
@@ -10,7 +14,11 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
+
+settings.register_profile("project", deadline=None)
+settings.load_profile("project")
 
 LONGEST = (
     "plugin/test_other_release",

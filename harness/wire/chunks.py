@@ -104,7 +104,7 @@ class Answer:
 
     def _read_batch(self, batch: list[Event]) -> bool:
         """Read some events; False if one of them cannot be read."""
-        # Decoding them as one list costs half of decoding each.
+        # Decoding them as one list costs less than decoding each.
         try:
             chunks = _decode_all(b"[%b]" % b",".join([data for _, data in batch]))
         except _UNREADABLE:

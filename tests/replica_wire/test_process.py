@@ -146,18 +146,18 @@ def test_it_never_outlives_its_owner(tmp_path: Path, owner, mode: str, end: sign
     assert alive(pids) == []
 
 
-def guard_of(owner_pid: int) -> int:
-    children = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(owner_pid)], capture_output=True, check=True, text=True
+def parent_of(pid: int) -> int:
+    found = subprocess.run(
+        ["ps", "-o", "ppid=", "-p", str(pid)], capture_output=True, check=True, text=True
     )
-    return int(children.stdout.split()[0])
+    return int(found.stdout)
 
 
 @pytest.mark.anyio
 async def test_killing_the_guard_ends_it(tmp_path: Path) -> None:
     async with managed_replica(spec(), tmp_path / "log", print) as replica:
         server, *_ = pids = list(tree(tmp_path / "log"))
-        os.kill(guard_of(os.getpid()), signal.SIGKILL)
+        os.kill(parent_of(server), signal.SIGKILL)  # its guard
         error = await replica.ended()
         assert isinstance(error, ReplicaError)
         assert alive([server]) == []
