@@ -27,7 +27,7 @@ from harness.measurement import Ending
 from harness.plan import Plan, make_plan
 from harness.records import AttemptOutcome, ResetMode
 from harness.replica.process import ReplicaSpec
-from harness.run import Run, Watcher, on_uvloop
+from harness.run import Run, Watcher, until_signalled
 from harness.scenario import (
     SPACING_RULE,
     Scenario,
@@ -194,7 +194,7 @@ def carry_out(
         async with open_server(where, log, watcher.say) as server:
             return await _run_all(left, out, server, watcher, interruptions)
 
-    return on_uvloop(all_runs)
+    return until_signalled(all_runs)
 
 
 def _nothing_to_replay(planned: PlannedRun, out: Path) -> bool:

@@ -6,13 +6,13 @@ with its reason; the first one wins, and the journals keep all that was seen unt
 
 from __future__ import annotations
 
-import resource
 import signal
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
+from typing import Protocol
 
 import anyio
 from anyio import to_thread
@@ -20,11 +20,9 @@ from anyio import to_thread
 from harness.errors import HarnessError, JournalError, RunAborted
 from harness.interruption import Interruptions
 from harness.journals import RunStatus
-from harness.load.dispatch import dispatch, sleep_until
+from harness.load.dispatch import sleep_until
 from harness.plan import Plan
 from harness.records import (
-    Arrival,
-    ClientSample,
     Outcome,
     Phase,
     Progress,
@@ -35,9 +33,10 @@ from harness.records import (
     ServerSample,
 )
 from harness.resets import fire
+from harness.sending.sender import Ledger
 from harness.store import RunFolder
+from harness.ticker import tick
 
-TICK = 0.02
 SAMPLE_EVERY = 0.5
 FLUSH_EVERY = 0.5
 WATCH_EVERY = 0.5
@@ -57,21 +56,32 @@ class Ending:
     """Whether load began, so that there is something to report."""
 
 
+class Load(Protocol):
+    """Sends a plan's arrivals: a ``Sender`` from this process, a ``Crew`` from several."""
+
+    @property
+    def last_heard(self) -> float:
+        """When a byte of a response last arrived, seconds since zero; 0.0 if none has."""
+
+    async def carry_out(self, ledger: Ledger, sending: anyio.CancelScope) -> None:
+        """Send every arrival and return when each has ended and is in ``ledger``.
+
+        Cancelling ``sending`` stops further arrivals and lets those in flight end. After a
+        cancellation of the whole those in flight are in the ledger too, as ``abandoned``.
+
+        Raises:
+            RunAborted: a part of the load can no longer be sent.
+        """
+
+
 @dataclass(frozen=True)
 class Instruments:
     """What a measurement acts through; all instants are seconds since its zero."""
 
-    send: Callable[[Arrival, float], Awaitable[RequestRecord]]
-    """Send an arrival whose task began at the given instant; raises only cancellation."""
-    follow: Callable[[Arrival, RequestRecord], Arrival | None]
-    """The turn that follows an ended one of a session; None where none does."""
-    abandon: Callable[[], Sequence[RequestRecord]]
-    """Records of the requests whose ``send`` was cancelled."""
+    load: Load
     reset: Callable[[ResetMode], Awaitable[ResetAttempt]]
     scrape: Callable[[], Awaitable[Sequence[ServerSample]]]
     """Sample every engine; empty where a scrape failed."""
-    last_heard: Callable[[], float]
-    """When a byte of a response last arrived."""
 
 
 async def measure(
@@ -151,16 +161,12 @@ class _Measurement:
     async def _load(self) -> None:
         """Send every arrival; return when each has ended, the drain's limit included."""
         limit = self._zero + self._plan.end + self._plan.scenario.timeouts.drain - perf_counter()
+        ledger = Ledger(self._began, self._note, self._folder.append_client)
         with anyio.move_on_after(limit) as in_time, self._in_flight:
-            await dispatch(
-                self._plan.arrivals,
-                self._send,
-                self._zero,
-                sending=self._sending,
-                max_in_flight=self._plan.scenario.load.max_in_flight,
-            )
-        for record in self._do.abandon():
-            self._note(record)
+            try:
+                await self._do.load.carry_out(ledger, self._sending)
+            except RunAborted as error:
+                self._stop(error)
         if in_time.cancelled_caught:
             self._stop(
                 RunAborted(
@@ -171,16 +177,10 @@ class _Measurement:
                 )
             )
 
-    async def _send(self, arrival: Arrival, started: float) -> Arrival | None:
-        """Send and journal; return the next turn of its session, unless the load ends before it."""
+    def _began(self) -> None:
         if not self._pending:
             self._busy_since = self._now
         self._sent += 1
-        record = await self._do.send(arrival, started)
-        self._note(record)
-        following = self._do.follow(arrival, record)
-        in_time = following is not None and following.scheduled < self._plan.end
-        return following if in_time else None
 
     def _note(self, record: RequestRecord) -> None:
         self._folder.append_request(record)
@@ -214,17 +214,7 @@ class _Measurement:
             await sleep_until(due)
 
     async def _tick(self) -> None:
-        """Measure how late this process wakes: the bound on what its stamps are worth."""
-        due = perf_counter()
-        while True:
-            overshoots: list[float] = []
-            while len(overshoots) < round(1 / TICK):
-                due = max(due + TICK, perf_counter())
-                await sleep_until(due)
-                overshoots.append(perf_counter() - due)
-            usage = resource.getrusage(resource.RUSAGE_SELF)
-            cpu = usage.ru_utime + usage.ru_stime
-            self._folder.append_client(ClientSample(self._now, cpu, tuple(overshoots)))
+        await tick(self._zero, self._folder.append_client)
 
     async def _flush(self) -> None:
         while True:
@@ -241,7 +231,7 @@ class _Measurement:
         while True:
             self._watch(self._progress())
             await anyio.sleep(WATCH_EVERY)
-            silent = self._now - max(self._do.last_heard(), self._busy_since)
+            silent = self._now - max(self._do.load.last_heard, self._busy_since)
             if self._pending and silent > patience:
                 self._stop(
                     RunAborted(

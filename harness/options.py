@@ -31,6 +31,9 @@ Warmup = Annotated[
 MaxInFlight = Annotated[
     int | None, _option("Cap on requests in flight; default none, an open loop.", _LOAD)
 ]
+Processes = Annotated[
+    int | None, _option("Processes of this machine that send the load; 1.", _LOAD)
+]
 Seed = Annotated[int | None, _option("Fixes everything that is drawn; default 1.", _LOAD)]
 ScenarioFile = Annotated[Path | None, _option("TOML file of settings; options override it.", _LOAD)]
 

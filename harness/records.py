@@ -200,13 +200,15 @@ class ServerSample(msgspec.Struct, frozen=True):
 
 
 class ClientSample(msgspec.Struct, frozen=True):
-    """One second of this process's own health; one line of ``client.jsonl``."""
+    """One second of a client process's own health; one line of ``client.jsonl``."""
 
     t: float
     cpu: float
-    """CPU seconds this process has used so far."""
+    """CPU seconds the process has used so far."""
     overshoots: tuple[float, ...]
     """How late each tick of its 20 ms ticker woke, in seconds."""
+    process: int = 0
+    """0 for the run itself; from 1 for the processes that send its load, if those are several."""
 
 
 class Phase(StrEnum):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-import resource
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -18,32 +16,36 @@ import anyio
 import msgspec
 
 import harness
-from harness.conversations import Conversations
 from harness.errors import HarnessError, JournalError
+from harness.eventloop import on_uvloop
 from harness.interruption import Interruptions
 from harness.journals import SCHEMA_VERSION, Manifest, RunStatus
-from harness.load.prompts import as_text
-from harness.measurement import Ending, Instruments, measure
+from harness.measurement import Ending, Instruments, Load, measure
 from harness.plan import Plan
 from harness.priming import Pool, prime
-from harness.records import Arrival, Progress, RequestRecord, ResetMode
+from harness.records import (
+    Arrival,
+    Progress,
+    RequestRecord,
+    ResetAttempt,
+    ResetMode,
+    ServerSample,
+)
 from harness.replica.doctor import Diagnosis, inspect
 from harness.replica.metrics import Scraper
 from harness.replica.process import ReplicaSpec
 from harness.replica.reset import Resetter
-from harness.scenario import LengthLaw, PromptFamily, PromptForm
+from harness.sending.crew import Crew, open_crew
+from harness.sending.sender import Sender
 from harness.server import Server, open_server
 from harness.store import RunFolder
 from harness.target import Target
 from harness.wire.client import open_client
-from harness.wire.completions import Completions
-from harness.workload import offers, prompts_of, texts_of
+from harness.workload import offers, prompts_of
 
 LEAD = 0.2
 """Seconds between the end of priming and the run's zero, so that every task is up before it."""
 REPLICA_LOG = "vllm.log"
-DESCRIPTORS = 65_536
-"""Open files asked for; many a login shell starts with 1,024."""
 
 
 @dataclass(frozen=True)
@@ -71,30 +73,18 @@ def run(plan: Plan, where: Target | ReplicaSpec, out: Path, watcher: Watcher) ->
             return await one.conduct(server, interruptions)
 
     try:
-        return one.finish(on_uvloop(carry_out))
+        return one.finish(until_signalled(carry_out))
     finally:
         folder.close()
 
 
-def on_uvloop(work: Callable[[Interruptions], Awaitable[Ending]]) -> Ending:
-    """Run ``work`` on uvloop; an error of ours or a signal ends it and is its ending.
+def until_signalled(work: Callable[[Interruptions], Awaitable[Ending]]) -> Ending:
+    """Run ``work`` on an event loop; an error of ours or a signal ends it and is its ending.
 
     ``work`` may take signals over for a time. Those that come after the first wait for its end:
     for a replica of our own to be gone, at most.
     """
-    _allow_connections()
-    # Whatever is imported stays: a full collection would go through all of it for tens of
-    # milliseconds, in which nothing is sent or stamped.
-    gc.collect()
-    gc.freeze()
-    run_work = partial(_until_signalled, work)
-    return anyio.run(run_work, backend="asyncio", backend_options={"use_uvloop": True})
-
-
-def _allow_connections() -> None:
-    """Raise the limit on open files as far as it goes: each request in flight holds a socket."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, DESCRIPTORS)), hard))
+    return on_uvloop(partial(_until_signalled, work))
 
 
 async def _until_signalled(work: Callable[[Interruptions], Awaitable[Ending]]) -> Ending:
@@ -174,6 +164,7 @@ class Run:
                 self._watcher.show,
             )
             zero = perf_counter() + LEAD
+            load = wire.begin(zero)
             self._note(
                 started_utc=(datetime.now(UTC) + timedelta(seconds=LEAD)).isoformat(),
                 preparation=msgspec.to_builtins(priming),
@@ -181,7 +172,7 @@ class Run:
             )
             ending = await measure(
                 self._plan,
-                wire.instruments(zero),
+                Instruments(load, wire.reset(zero), wire.scrape(zero)),
                 self._folder,
                 zero,
                 interruptions=interruptions,
@@ -209,13 +200,16 @@ class _Wire:
     """A plan's connections to its target; ``zero`` is what the stamps count from."""
 
     def __init__(
-        self, plan: Plan, completions: partial[Completions], resetter: Resetter, scraper: Scraper
+        self,
+        plan: Plan,
+        sender: Callable[[Sequence[Arrival], float], Sender],
+        crew: Crew | None,
+        resetter: Resetter,
+        scraper: Scraper,
     ) -> None:
-        self._scenario = plan.scenario
-        self._prompts = prompts_of(plan.scenario)
-        self._texts = texts_of(plan.scenario)
-        self._conversations = Conversations(self._prompts, plan.scenario.prompts.form)
-        self._completions = completions
+        self._plan = plan
+        self._sender = sender
+        self._crew = crew
         self._resetter = resetter
         self._scraper = scraper
         self.can_reset = False
@@ -225,67 +219,50 @@ class _Wire:
         cls, plan: Plan, target: Target, diagnosis: Diagnosis, stack: AsyncExitStack
     ) -> _Wire:
         assert diagnosis.model is not None  # else the diagnosis had a problem
-        scenario, load, timeouts = plan.scenario, target.load, plan.scenario.timeouts
-        client = open_client(timeouts, headers=load.headers, verify=load.verify())
-        completions = partial(
-            Completions,
-            await stack.enter_async_context(client),
-            load.url,
-            model=diagnosis.model,
-            form=scenario.prompts.form,
-            ignore_eos=scenario.output.law is LengthLaw.FIXED,
+        scenario, where, timeouts = plan.scenario, target.load, plan.scenario.timeouts
+        client = await stack.enter_async_context(
+            open_client(timeouts, headers=where.headers, verify=where.verify())
         )
+
+        def sender(arrivals: Sequence[Arrival], zero: float) -> Sender:
+            assert diagnosis.model is not None
+            return Sender(scenario, arrivals, client, where.url, model=diagnosis.model, zero=zero)
+
+        crew = None
+        if scenario.load.processes > 1:
+            crew = await stack.enter_async_context(open_crew(plan, where, diagnosis.model))
         resetter = Resetter(target.control, timeouts.reset)
         scraper = Scraper(target.metrics, timeouts.scrape)
         await stack.enter_async_context(resetter)
         await stack.enter_async_context(scraper)
-        wire = cls(plan, completions, resetter, scraper)
+        wire = cls(plan, sender, crew, resetter, scraper)
         wire.can_reset = target.resets_allowed and ResetMode.DEFAULT in diagnosis.reset_modes
         return wire
 
     @property
     def pool(self) -> Pool:
         """What is cached before the load."""
-        family = self._prompts.family
+        family = prompts_of(self._plan.scenario).family
         shared = sum(part.tokens for part in family.shared(0))
-        tail = self._scenario.prompts.unique_tokens
+        tail = self._plan.scenario.prompts.unique_tokens
         return Pool(family.primed, shared, tail, family.branches)
 
-    def reset(self, zero: float) -> partial[Any]:
-        return partial(self._resetter.attempt, external=self._scenario.resets.external, zero=zero)
-
     def priming(self, zero: float) -> Callable[[Arrival, int], Awaitable[RequestRecord]]:
-        completions = self._completions(zero=zero)
+        return self._sender((), zero).prime
 
-        async def send(arrival: Arrival, visit: int) -> RequestRecord:
-            ids = self._prompts.priming(arrival.prefix, visit)
-            return await completions.send(arrival, self._prompt(ids))
+    def reset(self, zero: float) -> Callable[[ResetMode], Awaitable[ResetAttempt]]:
+        external = self._plan.scenario.resets.external
+        return partial(self._resetter.attempt, external=external, zero=zero)
 
-        return send
+    def scrape(self, zero: float) -> Callable[[], Awaitable[Sequence[ServerSample]]]:
+        return partial(self._scraper.scrape, zero)
 
-    def instruments(self, zero: float) -> Instruments:
-        completions = self._completions(zero=zero)
-
-        async def send(arrival: Arrival, started: float) -> RequestRecord:
-            if arrival.row is not None:
-                return await completions.send(arrival, self._texts[arrival.row], started)
-            prompt = self._prompt(self._prompts.token_ids(arrival))
-            return await completions.send(arrival, prompt, started)
-
-        async def speak(arrival: Arrival, started: float) -> RequestRecord:
-            prompt = self._conversations.prompt(arrival)
-            heard = partial(self._conversations.heard, arrival)
-            return await completions.send(arrival, prompt, started, heard)
-
-        in_sessions = self._scenario.prompts.family is PromptFamily.SESSIONS
-        return Instruments(
-            send=speak if in_sessions else send,
-            follow=self._conversations.follow,
-            reset=self.reset(zero),
-            scrape=partial(self._scraper.scrape, zero),
-            last_heard=lambda: completions.last_heard,
-            abandon=completions.abandon,
-        )
+    def begin(self, zero: float) -> Load:
+        """What sends the load; where several processes do, they are told when."""
+        if self._crew is None:
+            return self._sender(self._plan.arrivals, zero)
+        self._crew.begin(zero)
+        return self._crew
 
     def doubts(self) -> tuple[str, ...]:
         """What went wrong on the side of the load, in words."""
@@ -293,7 +270,3 @@ class _Wire:
             f"{count} samples of the server's metrics are missing: {reason}"
             for reason, count in self._scraper.failures.items()
         )
-
-    def _prompt(self, token_ids: list[int]) -> list[int] | str:
-        ids_on_the_wire = self._scenario.prompts.form is PromptForm.TOKEN_IDS
-        return token_ids if ids_on_the_wire else as_text(token_ids)

@@ -94,6 +94,8 @@ class LoadSpec(msgspec.Struct, frozen=True):
     """Relative rates of a ramp or of steps; scaled so that their mean is ``rate``."""
     on: float = 10.0
     off: float = 10.0
+    processes: int = 1
+    """Processes of this machine that send the load; if several, the run itself sends none."""
 
 
 class PromptSpec(msgspec.Struct, frozen=True):
@@ -197,7 +199,7 @@ class Scenario(msgspec.Struct, frozen=True):
 
 
 _LATER: Mapping[type[msgspec.Struct], frozenset[str]] = {
-    LoadSpec: frozenset({"process", "burstiness", "levels", "on", "off"}),
+    LoadSpec: frozenset({"process", "burstiness", "levels", "on", "off", "processes"}),
     PromptSpec: frozenset({"family", "tree", "turns", "think"}),
     Scenario: frozenset({"trace"}),
 }
@@ -226,6 +228,7 @@ OPTIONS: Mapping[str, str] = {
     "load.duration": "--duration",
     "load.warmup": "--warmup",
     "load.max_in_flight": "--max-in-flight",
+    "load.processes": "--processes",
     "prompts.form": "--form",
     "prompts.prefixes": "--prefixes",
     "prompts.prefix_tokens": "--prefix-tokens",
@@ -248,6 +251,7 @@ _LIMITS: Mapping[str, tuple[float, float, str]] = {
     "load.max_in_flight": (1, 1_000_000, "requests"),
     "load.burstiness": (0.01, 1000, ""),
     "load.levels": (0, 1_000_000, ""),
+    "load.processes": (1, 64, "processes"),
     "load.on": (0.1, 86_400, "s"),
     "load.off": (0.1, 86_400, "s"),
     "prompts.prefixes": (1, 100_000, "prefixes"),
@@ -351,6 +355,10 @@ def check(scenario: Scenario) -> None:
         raise UsageError(
             f"--rate × (--warmup + --duration) plans over {_MOST_ARRIVALS:,} requests; "
             "lower one of them."
+        )
+    if scenario.load.processes > 1 and scenario.load.max_in_flight is not None:
+        raise UsageError(
+            "--max-in-flight counts the requests of one process; leave it or --processes out."
         )
     _check_workload(scenario)
     _check_resets(scenario)

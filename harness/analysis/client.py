@@ -1,4 +1,4 @@
-"""This client's own health while it measured: processor use and how late its ticker woke."""
+"""A client's own health while it measured: processor use and how late its tickers woke."""
 
 from __future__ import annotations
 
@@ -11,20 +11,37 @@ from harness.records import ClientSample
 
 
 class ClientHealth(msgspec.Struct, frozen=True):
-    """Health of this process during the measured period."""
+    """Health during the measured period: of the process that fares worst, where there are several.
+
+    One that is late or busy is so for its share of the requests; the others' health does not help.
+    """
 
     cpu_share: float | None
     """CPU seconds a second: 1 is one whole core; None with fewer than two samples."""
     overshoot: Distribution
     """How late each tick of the 20 ms ticker woke, in seconds."""
+    processes: int = 1
 
 
 def measure(samples: tuple[ClientSample, ...], period: Period) -> ClientHealth:
     """Health over the samples inside ``period``."""
-    inside = [sample for sample in samples if period.start <= sample.t < period.end]
-    share = None
-    if len(inside) > 1:
-        first, last = inside[0], inside[-1]
-        share = (last.cpu - first.cpu) / (last.t - first.t)
-    late = np.array([over for sample in inside for over in sample.overshoots], np.float64)
-    return ClientHealth(share, describe(late))
+    processes: dict[int, list[ClientSample]] = {}
+    for sample in samples:
+        if period.start <= sample.t < period.end:
+            processes.setdefault(sample.process, []).append(sample)
+    shares = [share for one in processes.values() if (share := _cpu_share(one)) is not None]
+    overshoots = [_overshoot(one) for one in processes.values()] or [_overshoot([])]
+    return ClientHealth(
+        max(shares, default=None),
+        max(overshoots, key=lambda late: -1.0 if late.p99 is None else late.p99),
+        max(1, len(processes)),
+    )
+
+
+def _cpu_share(samples: list[ClientSample]) -> float | None:
+    first, last = samples[0], samples[-1]
+    return (last.cpu - first.cpu) / (last.t - first.t) if len(samples) > 1 else None
+
+
+def _overshoot(samples: list[ClientSample]) -> Distribution:
+    return describe(np.array([over for one in samples for over in one.overshoots], np.float64))

@@ -111,7 +111,7 @@ def _about_the_client(evidence: Evidence) -> Iterator[Doubt]:
             DoubtCode.CLIENT_SATURATED,
             f"The client used {cpu:.0%} of one core (limit {CPU_SHARE:.0%}): "
             "its own queue is in the figures.",
-            "Lower the rate or the output length, or split the load over several clients.",
+            "Send it from more processes (--processes), or lower the rate or the output length.",
             cpu,
             CPU_SHARE,
         )

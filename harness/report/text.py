@@ -229,8 +229,9 @@ def _pressure(summary: RunSummary) -> str:
 def _client(summary: RunSummary) -> str:
     client = summary.client
     share = UNKNOWN if client.cpu_share is None else f"{client.cpu_share:.0%}"
+    who = "Client" if client.processes == 1 else f"Client (worst of {client.processes} processes)"
     return (
-        f"Client: {share} of a core, ticker late by {duration(client.overshoot.p99)} at p99, "
+        f"{who}: {share} of a core, ticker late by {duration(client.overshoot.p99)} at p99, "
         f"lag {duration(summary.timings.lag.p99)} at p99."
     )
 

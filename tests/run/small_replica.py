@@ -1,10 +1,11 @@
 """A small server that answers as vLLM with the keep-mode plugin does, for tests of whole runs.
 
-    python small_replica.py [--stock] [--answer-until N] [--then hang|fail]
+    python small_replica.py [--stock] [--answer-until N] [--then hang|fail] [--bodies FILE]
 
 It listens on a free port of 127.0.0.1, prints the port, and keeps a prefix cache: a prompt whose
 first tokens it has seen since the last reset takes 2 ms, any other 20 ms, and each token 5 ms.
 After N completions have begun it hangs (accepts and never answers) or fails (500).
+The bodies of completions are appended to FILE, one a line.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import asyncio
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 HEAD = 32
@@ -31,6 +33,7 @@ class Replica:
     wipes: int = 0
     pace: float = 1.0
     """Times as long as usual that a completion takes."""
+    bodies: Path | None = None
 
     def metrics(self) -> str:
         engine = '{engine="0",model_name="small"}'
@@ -122,6 +125,9 @@ class Replica:
         url = urlsplit(head.split(" ")[1])
         match url.path:
             case "/v1/completions":
+                if self.bodies is not None:
+                    with self.bodies.open("ab") as kept:
+                        kept.write(body + b"\n")
                 await self.complete(json.loads(body), writer)
             case "/reset_prefix_cache":
                 respond(writer, self.reset(parse_qs(url.query)))
@@ -163,8 +169,9 @@ async def main() -> None:
     parser.add_argument("--stock", action="store_true")
     parser.add_argument("--answer-until", type=int, default=10**9)
     parser.add_argument("--then", choices=["hang", "fail"], default="hang")
+    parser.add_argument("--bodies", type=Path)
     options = parser.parse_args()
-    replica = Replica(options.stock, options.answer_until, options.then)
+    replica = Replica(options.stock, options.answer_until, options.then, bodies=options.bodies)
     server = await asyncio.start_server(replica.serve, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from harness.conversations import Conversations
 from harness.load.prompts import Prefixes, Prompts, as_text
 from harness.records import Arrival, Outcome, RequestRecord, Turn
 from harness.scenario import PromptForm
+from harness.sending.conversations import Conversations
 from harness.wire.chunks import Answer
 from harness.wire.completions import Message
 

@@ -1,0 +1,1 @@
+"""Sending a plan over the wire, from this process or from several."""
