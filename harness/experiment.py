@@ -327,14 +327,20 @@ def read_experiment_manifest(out: Path) -> ExperimentManifest:
 
 
 def recorded_runs(out: Path) -> tuple[dict[str, Path], tuple[str, ...]]:
-    """Folders of the runs of the experiment in ``out`` that began, and names of those that did not.
+    """Folders of the runs of the experiment in ``out`` that began, and names of those to come.
+
+    A replay of a default run that never cleared is neither: it has nothing to do.
 
     Raises:
         JournalError: ``out`` is no experiment.
     """
-    names = read_experiment_manifest(out).runs
-    begun = {name: out / name for name in names if (out / name / MANIFEST).exists()}
-    return begun, tuple(name for name in names if name not in begun)
+    manifest = read_experiment_manifest(out)
+    begun = {name: out / name for name in manifest.runs if (out / name / MANIFEST).exists()}
+    left = [name for name in manifest.runs if name not in begun]
+    if left and manifest.spec.design is Design.AT_IDLE:
+        idle = {run.name for run in plan_runs(manifest.spec) if _nothing_to_replay(run, out)}
+        left = [name for name in left if name not in idle]
+    return begun, tuple(left)
 
 
 def _is_complete(path: Path) -> bool:

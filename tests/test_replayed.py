@@ -9,7 +9,13 @@ import pytest
 
 from harness.design import Design
 from harness.errors import TargetError, UsageError
-from harness.experiment import carry_out, plan_runs, read_experiment, replayed
+from harness.experiment import (
+    carry_out,
+    plan_runs,
+    read_experiment,
+    recorded_runs,
+    replayed,
+)
 from harness.journals import RunStatus
 from harness.records import AttemptOutcome, ResetMode
 from harness.run import Watcher
@@ -56,6 +62,7 @@ def test_going_on_starts_no_server_for_a_keep_arm_with_nothing_to_replay(tmp_pat
         if run.replays is None:
             write_run(simulate(run.plan.scenario), tmp_path / run.name)
     assert carry_out(never, nowhere, tmp_path, watcher).status is RunStatus.COMPLETE
+    assert recorded_runs(tmp_path)[1] == (), "a report asks for no run that has nothing to do"
 
 
 def test_the_design_takes_no_other_modes(tmp_path: Path):

@@ -106,6 +106,16 @@ def test_the_clients_share_is_of_the_time_measured():
     assert summary.client.cpu_share == pytest.approx(0.5)
 
 
+def test_of_several_processes_the_worst_is_shown():
+    samples = [ClientSample(float(t), 0.1 * t, (0.0,), 0) for t in range(20, 100)]
+    samples += [ClientSample(float(t), 0.8 * t, (0.001,), 1) for t in range(20, 100)]
+    samples += [ClientSample(float(t), 0.7 * t, (0.004,), 2) for t in range(20, 100)]
+    health = summarize(journals(client=tuple(samples), warmup=30.0, duration=60.0)).client
+    assert health.processes == 3
+    assert health.cpu_share == pytest.approx(0.8)
+    assert health.overshoot.p99 == pytest.approx(0.004)
+
+
 def test_waiting_for_default_to_clear_is_measured_from_the_planned_instant():
     attempts = (
         ResetAttempt(40.0, 40.01, AttemptOutcome.REFUSED),

@@ -114,8 +114,9 @@ def test_a_signal_ends_all_of_them(
     outcomes = set(run.requests.frame["outcome"])
     # Ctrl-C drains; SIGTERM leaves what was in flight, and whatever was begun has its record.
     assert outcomes == {"ok"} if caught is signal.SIGINT else outcomes <= {"ok", "abandoned"}
-    ids = sorted(run.requests.frame["id"])
-    assert ids == list(range(len(ids)))
+    ids = run.requests.frame["id"].tolist()
+    assert len(set(ids)) == len(ids)
+    assert max(ids) + 1 - len(ids) <= 1, "they stop within milliseconds of one another"
     assert all_gone(pids)
 
 
