@@ -77,6 +77,9 @@ def test_an_archived_run_reads_as_before(folder: RunFolder) -> None:
     folder.append_server(ServerSample(1.5, "0", {"num_requests_running": 2.0}))
     folder.append_client(ClientSample(1.0, 0.5, (0.001,)))
     folder.flush()
+    command = ["/home/me/checkout/.venv/bin/python", "--model=/home/me/checkout/model"]
+    host = {"replica_command": command}
+    folder.write_manifest(msgspec.structs.replace(MANIFEST, host=host))
     before = read_run(folder.path)
     script = Path(__file__).parents[1] / "scripts" / "archive_run"
     subprocess.run([sys.executable, str(script), str(folder.path)], check=True)
@@ -87,6 +90,7 @@ def test_an_archived_run_reads_as_before(folder: RunFolder) -> None:
     assert (after.resets, after.server, after.client) == (
         before.resets, before.server, before.client
     )  # fmt: skip
+    assert after.manifest.host["replica_command"] == [".venv/bin/python", "--model=model"]
     packed = folder.path / f"{REQUESTS}.xz"
     packed.write_bytes(packed.read_bytes()[:-20])
     with pytest.raises(JournalError, match="damaged"):
