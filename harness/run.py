@@ -44,7 +44,10 @@ from harness.wire.client import open_client
 from harness.workload import offers, prompts_of
 
 LEAD = 0.2
-"""Seconds between the end of priming and the run's zero, so that every task is up before it."""
+"""Seconds between the end of priming and the run's zero, so that every task is up before it.
+
+Writing the manifest comes in between, and of a long plan that takes longer.
+"""
 REPLICA_LOG = "vllm.log"
 
 
@@ -117,6 +120,7 @@ class Run:
         self._folder = folder
         self._watcher = watcher
         self._afterthoughts: tuple[str, ...] = ()
+        self._noting = 0.0  # seconds that the manifest took to write
         self._manifest = Manifest(
             schema_version=SCHEMA_VERSION,
             status=RunStatus.RUNNING,
@@ -163,10 +167,11 @@ class Run:
                 wire.reset(began) if wire.can_reset else None,
                 self._watcher.show,
             )
-            zero = perf_counter() + LEAD
+            lead = LEAD + 2 * self._noting
+            zero = perf_counter() + lead
             load = wire.begin(zero)
             self._note(
-                started_utc=(datetime.now(UTC) + timedelta(seconds=LEAD)).isoformat(),
+                started_utc=(datetime.now(UTC) + timedelta(seconds=lead)).isoformat(),
                 preparation=msgspec.to_builtins(priming),
                 warnings=diagnosis.warnings() + priming.warnings,
             )
@@ -192,8 +197,10 @@ class Run:
         return ending
 
     def _note(self, **changes: Any) -> None:  # noqa: ANN401 - fields of Manifest
+        began = perf_counter()
         self._manifest = msgspec.structs.replace(self._manifest, **changes)
         self._folder.write_manifest(self._manifest)
+        self._noting = perf_counter() - began
 
 
 class _Wire:
