@@ -32,7 +32,7 @@ from harness.replica.doctor import Diagnosis, inspect
 from harness.replica.process import ReplicaSpec, managed_replica
 from harness.report.live import Display
 from harness.run import Watcher, run
-from harness.scenario import read_scenario
+from harness.settings import read_scenario
 from harness.store import read_run, write
 from harness.target import (
     Endpoint,

@@ -28,16 +28,9 @@ from harness.plan import Plan, make_plan
 from harness.records import AttemptOutcome, ResetMode
 from harness.replica.process import ReplicaSpec
 from harness.run import Run, Watcher, on_uvloop
-from harness.scenario import (
-    SPACING_RULE,
-    Scenario,
-    check,
-    convert,
-    identity,
-    locate,
-    read_toml,
-)
+from harness.scenario import SPACING_RULE, Scenario, identity
 from harness.server import Server, open_server
+from harness.settings import check, convert, locate, read_toml
 from harness.store import MANIFEST, RunFolder, read_manifest, read_run
 from harness.target import Target
 
