@@ -25,17 +25,24 @@ OPTIONS: Mapping[str, str] = {
     "load.duration": "--duration",
     "load.warmup": "--warmup",
     "load.max_in_flight": "--max-in-flight",
+    "load.process": "--process",
+    "load.burstiness": "--burstiness",
     "prompts.form": "--form",
+    "prompts.family": "--family",
     "prompts.prefixes": "--prefixes",
     "prompts.prefix_tokens": "--prefix-tokens",
     "prompts.unique_tokens": "--unique-tokens",
     "prompts.zipf": "--zipf",
+    "prompts.turns": "--turns",
+    "prompts.think": "--think",
     "output.law": "--output-law",
     "output.tokens": "--output-tokens",
     "resets.mode": "--reset-mode",
     "resets.every": "--reset-every",
     "resets.at": "--reset-at",
     "resets.external": "--reset-external",
+    "trace.file": "--trace",
+    "trace.format": "--trace-format",
 }
 """The scenario keys that have a flag."""
 
@@ -76,25 +83,30 @@ _MOST_ARRIVALS = 20_000_000
 def read_scenario(file: Path | None, flags: Mapping[str, Any]) -> Scenario:
     """The scenario in ``file`` (TOML) with ``flags`` (dotted key -> value) on top.
 
-    Without a file and without any timing flag the timing is ``LOOK``'s.
+    Without a file and without any timing flag the timing is ``LOOK``'s. A trace that a flag names
+    and the file does not decides what ``_take_all`` says.
 
     Raises:
         UsageError: the file cannot be read, a key is unknown, or a value is out of its range.
     """
-    settings: dict[str, Any] = {} if file is None else locate(read_toml(file), file)
+    settings = {} if file is None else read_settings(file)
     where = "the options" if file is None else str(file)
-    if file is None and not flags.keys() & {*LOOK, "resets.at"}:
-        flags = {**LOOK, **flags}
-    elif file is not None:
+    _check_keys(settings, Scenario, where)
+    if file is not None:
         settings.setdefault("name", file.stem)
-    elif "name" not in settings:
+    elif flags.keys() & {*LOOK, "resets.at"}:
         settings["name"] = "run"
+    else:
+        flags = {**LOOK, **flags}
+    takes_all = "trace.file" in flags and "file" not in settings.get("trace", {})
     if "resets.at" in flags:
         settings.setdefault("resets", {}).pop("every", None)
     if "resets.every" in flags:
         settings.setdefault("resets", {}).pop("at", None)
     for key, value in flags.items():
         _put(settings, key, value)
+    if takes_all:
+        _take_all(settings)
     scenario = convert(settings, Scenario, where)
     check(scenario)
     if scenario.load.process is Process.REPLAY and "rate" not in settings.get("load", {}):
@@ -106,28 +118,37 @@ def read_scenario(file: Path | None, flags: Mapping[str, Any]) -> Scenario:
     return scenario
 
 
-def locate(settings: dict[str, Any], file: Path) -> dict[str, Any]:
-    """``settings`` of ``file`` with the path of a trace made to count from here."""
-    trace = settings.get("trace")
-    if isinstance(trace, dict) and isinstance(trace.get("file"), str):
-        trace["file"] = str(file.parent / trace["file"])
-    return settings
+def _take_all(settings: dict[str, Any]) -> None:
+    """Let a trace decide arrivals and prompts, where its format has them and none are named.
+
+    This is what ``--trace FILE`` means by itself. A scenario that has a trace of its own already
+    says what is read from it: there the option only puts another file in its place.
+    """
+    kind = settings["trace"].get("format")
+    if kind != TraceFormat.SHAREGPT:
+        settings.setdefault("load", {}).setdefault("process", Process.REPLAY)
+    if kind != TraceFormat.INSTANTS:
+        settings.setdefault("prompts", {}).setdefault("family", PromptFamily.TRACE)
 
 
-def read_toml(file: Path) -> dict[str, Any]:
-    """The settings in ``file``.
+def read_settings(file: Path) -> dict[str, Any]:
+    """The settings in ``file``, with the path of a trace made to count from here.
 
     Raises:
         UsageError: it cannot be read or is not TOML.
     """
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        settings = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(
             f"--scenario {file}: {error.strerror}. Give the path of a TOML file."
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"--scenario {file} is not valid TOML: {error}.") from None
+    trace = settings.get("trace")
+    if isinstance(trace, dict) and isinstance(trace.get("file"), str):
+        trace["file"] = str(file.parent / trace["file"])
+    return settings
 
 
 Settings = TypeVar("Settings", bound=msgspec.Struct)
@@ -171,31 +192,24 @@ def check(scenario: Scenario) -> None:
     _check_resets(scenario)
 
 
+def _all_but(family: PromptFamily) -> tuple[PromptFamily, ...]:
+    return tuple(one for one in PromptFamily if one is not family)
+
+
+_PROCESS, _FAMILY = "load.process", "prompts.family"
 _GOES_WITH: Mapping[str, tuple[str, tuple[StrEnum, ...]]] = {
-    "load.burstiness": ("load.process", (Process.GAMMA,)),
-    "load.levels": ("load.process", (Process.RAMP, Process.STEPS)),
-    "load.on": ("load.process", (Process.ON_OFF,)),
-    "load.off": ("load.process", (Process.ON_OFF,)),
-    "prompts.prefixes": ("prompts.family", (PromptFamily.ZIPF, PromptFamily.SESSIONS)),
-    "prompts.zipf": (
-        "prompts.family",
-        (PromptFamily.ZIPF, PromptFamily.TREE, PromptFamily.SESSIONS),
-    ),
-    "prompts.turns": ("prompts.family", (PromptFamily.SESSIONS,)),
-    "prompts.think": ("prompts.family", (PromptFamily.SESSIONS,)),
-    "prompts.tree": ("prompts.family", (PromptFamily.TREE,)),
-    "prompts.prefix_tokens": (
-        "prompts.family",
-        tuple(family for family in PromptFamily if family is not PromptFamily.TREE),
-    ),
-    "output.law": (
-        "prompts.family",
-        tuple(family for family in PromptFamily if family is not PromptFamily.TRACE),
-    ),
-    "output.tokens": (
-        "prompts.family",
-        tuple(family for family in PromptFamily if family is not PromptFamily.TRACE),
-    ),
+    "load.burstiness": (_PROCESS, (Process.GAMMA,)),
+    "load.levels": (_PROCESS, (Process.RAMP, Process.STEPS)),
+    "load.on": (_PROCESS, (Process.ON_OFF,)),
+    "load.off": (_PROCESS, (Process.ON_OFF,)),
+    "prompts.prefixes": (_FAMILY, (PromptFamily.ZIPF, PromptFamily.SESSIONS)),
+    "prompts.zipf": (_FAMILY, (PromptFamily.ZIPF, PromptFamily.TREE, PromptFamily.SESSIONS)),
+    "prompts.turns": (_FAMILY, (PromptFamily.SESSIONS,)),
+    "prompts.think": (_FAMILY, (PromptFamily.SESSIONS,)),
+    "prompts.tree": (_FAMILY, (PromptFamily.TREE,)),
+    "prompts.prefix_tokens": (_FAMILY, _all_but(PromptFamily.TREE)),
+    "output.law": (_FAMILY, _all_but(PromptFamily.TRACE)),
+    "output.tokens": (_FAMILY, _all_but(PromptFamily.TRACE)),
 }
 """Knobs that only some choices read: elsewhere they would be accepted and ignored."""
 
@@ -208,14 +222,15 @@ def _check_workload(scenario: Scenario) -> None:
     for key, (choice, having) in _GOES_WITH.items():
         chosen = _get(mine, choice)
         if _get(mine, key) != _get(plain, key) and chosen not in having:
-            allowed = " or ".join(f'"{one}"' for one in having)
-            raise UsageError(f'{_option(key)} goes with {choice} = {allowed}, not "{chosen}".')
+            allowed = " or ".join(having)
+            raise UsageError(f"{_option(key)} goes with {OPTIONS[choice]} {allowed}, not {chosen}.")
     load, tree = scenario.load, scenario.prompts.tree
     if load.process in (Process.RAMP, Process.STEPS) and (
         len(load.levels) < 2 or not any(load.levels)
     ):
         raise UsageError(
-            f"load.levels is {list(load.levels)}; a {load.process} needs two or more, not all 0."
+            f"load.levels is {list(load.levels)}; a {load.process} needs two or more, not all "
+            "0; a scenario gives them."
         )
     if not tree or any(children < 1 or tokens < 1 for children, tokens in tree):
         raise UsageError("prompts.tree needs one level or more of [children, tokens], each over 0.")
@@ -224,21 +239,23 @@ def _check_workload(scenario: Scenario) -> None:
     if scenario.prompts.family is PromptFamily.SESSIONS and load.process is Process.REPLAY:
         raise UsageError(
             "a replay says when every request comes, a session's later turns come after answers: "
-            "take another load.process or prompts.family."
+            "take another --process or --family."
         )
     _check_trace(scenario)
 
 
 def _check_trace(scenario: Scenario) -> None:
-    trace = scenario.trace
+    trace, file = scenario.trace, _option("trace.file")
     asked = scenario.prompts.family is PromptFamily.TRACE
     replayed = scenario.load.process is Process.REPLAY
-    if (asked or replayed) and trace.file is None:
-        raise UsageError('load.process = "replay" and prompts.family = "trace" need trace.file.')
-    if trace != TraceSpec() and not (asked or replayed):
+    if trace.file is None and (asked or replayed or trace != TraceSpec()):
         raise UsageError(
-            '[trace] is read by load.process = "replay" and prompts.family = "trace"; '
-            "set one of them."
+            f"--process replay, --family trace and whatever else describes a trace need {file}."
+        )
+    if trace.file is not None and not (asked or replayed):
+        raise UsageError(
+            f"{file} is read by --process replay and by --family trace; take one of them, or "
+            "leave the trace out."
         )
     if trace.window is not None and trace.window[0] >= trace.window[1]:
         raise UsageError(
@@ -246,13 +263,11 @@ def _check_trace(scenario: Scenario) -> None:
         )
     if trace.format is TraceFormat.SHAREGPT:
         if replayed or trace.window is not None:
-            raise UsageError(
-                "ShareGPT has no instants: take another load.process, no trace.window."
-            )
+            raise UsageError("ShareGPT has no instants: take another --process, no trace.window.")
         if scenario.prompts.form is PromptForm.TOKEN_IDS:
-            raise UsageError('ShareGPT is text: set prompts.form to "chat" or "text".')
+            raise UsageError(f"ShareGPT is text: set {_option('prompts.form')} to chat or text.")
     if trace.format is TraceFormat.INSTANTS and asked:
-        raise UsageError("a trace of instants has no prompts: take another prompts.family.")
+        raise UsageError("a trace of instants has no prompts: take another --family.")
 
 
 def _check_resets(scenario: Scenario) -> None:

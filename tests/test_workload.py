@@ -186,7 +186,7 @@ def test_sharegpt_sends_its_own_words() -> None:
         ({"load__duration": 100.0}, "the trace lasts .* Shorten the load"),
         ({"load__process": "poisson", "load__rate": 9.0, "prompts__family": "trace"},
          "the load has .* requests and the trace 48 rows"),
-        ({"prompts__family": "trace", "output__tokens": 7}, "output.tokens .* goes with"),
+        ({"prompts__family": "trace", "output__tokens": 7}, "--output-tokens .* goes with"),
         ({"trace__window": [5.0, 5.0]}, "its begin must lie before its end"),
     ],
 )  # fmt: skip
