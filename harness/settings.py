@@ -83,13 +83,13 @@ _MOST_ARRIVALS = 20_000_000
 def read_scenario(file: Path | None, flags: Mapping[str, Any]) -> Scenario:
     """The scenario in ``file`` (TOML) with ``flags`` (dotted key -> value) on top.
 
-    Without a file and without any timing flag the timing is ``LOOK``'s. A trace that a flag names
-    and the file does not decides what ``_take_all`` says.
+    Without a file and without any timing flag the timing is ``LOOK``'s. Where a flag names a trace
+    and the file has none, the trace also decides what ``_take_all`` says.
 
     Raises:
         UsageError: the file cannot be read, a key is unknown, or a value is out of its range.
     """
-    settings = {} if file is None else read_settings(file)
+    settings: dict[str, Any] = {} if file is None else read_settings(file)
     where = "the options" if file is None else str(file)
     _check_keys(settings, Scenario, where)
     if file is not None:

@@ -1,4 +1,4 @@
-"""Plans: ranges, unknown keys, purity, and what a run without options is."""
+"""Plans: purity, what one draw leaves alone, and what a run without options is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workloads in plans: what is fixed stays fixed, what goes together goes, traces decide."""
+"""Workloads in plans: what is fixed stays fixed, what is drawn is drawn right, traces decide."""
 
 from __future__ import annotations
 
