@@ -124,7 +124,7 @@ def test_a_replay_without_a_rate_is_as_recorded() -> None:
 
 
 def test_a_replay_with_a_rate_is_stretched_to_it() -> None:
-    plan = traced("mooncake.jsonl", "mooncake", load__rate=2.0)
+    plan = traced("mooncake.jsonl", "mooncake", load__rate=2.0, prompts__family="zipf")
     whole = read_trace(plan.scenario.trace)
     stretch = whole.rate / 2.0
     assert plan.arrivals[7].scheduled == pytest.approx(whole.rows[7].at * stretch)
