@@ -28,16 +28,9 @@ from harness.plan import Plan, make_plan
 from harness.records import AttemptOutcome, ResetMode
 from harness.replica.process import ReplicaSpec
 from harness.run import Run, Watcher, until_signalled
-from harness.scenario import (
-    SPACING_RULE,
-    Scenario,
-    check,
-    convert,
-    identity,
-    locate,
-    read_toml,
-)
+from harness.scenario import SPACING_RULE, Scenario, identity
 from harness.server import Server, open_server
+from harness.settings import check, convert, read_settings
 from harness.store import MANIFEST, RunFolder, read_manifest, read_run
 from harness.target import Target
 
@@ -87,7 +80,7 @@ def read_experiment(file: Path) -> ExperimentSpec:
     Raises:
         UsageError: the file cannot be read, a key is unknown, or a value cannot be planned.
     """
-    settings = locate(read_toml(file), file)
+    settings = read_settings(file)
     own = {field for field in ExperimentSpec.__struct_fields__ if field != "scenario"}
     about = {"name": file.stem} | {key: settings.pop(key) for key in own & settings.keys()}
     scenario = convert({"name": about["name"], **settings}, Scenario, str(file))

@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
+from harness.load.traces import TraceFormat
 from harness.records import ResetMode
 from harness.report.export import ExportFormat
-from harness.scenario import LengthLaw, PromptForm
+from harness.scenario import LengthLaw, Process, PromptFamily, PromptForm
 
 _LOAD, _RESETS, _PROMPTS = "Load", "Resets", "Prompts and outputs"
+_TRACE = "A recorded trace"
 _ELSEWHERE, _OWN = "A replica elsewhere", "A replica of our own"
 
 
@@ -34,6 +36,13 @@ MaxInFlight = Annotated[
 Processes = Annotated[
     int | None, _option("Processes of this machine that send the load; 1.", _LOAD)
 ]
+ArrivalProcess = Annotated[
+    Process | None,
+    _option("How arrivals lie in time; poisson. Levels of a ramp need --scenario.", _LOAD),
+]
+Burstiness = Annotated[
+    float | None, _option("Shape of gamma gaps, below 1 burstier than Poisson; 1.", _LOAD)
+]
 Seed = Annotated[int | None, _option("Fixes everything that is drawn; default 1.", _LOAD)]
 ScenarioFile = Annotated[Path | None, _option("TOML file of settings; options override it.", _LOAD)]
 
@@ -52,14 +61,35 @@ ResetExternal = Annotated[
 ]
 
 Form = Annotated[PromptForm | None, _option("How prompts are sent; token_ids.", _PROMPTS)]
+Family = Annotated[
+    PromptFamily | None,
+    _option("What prompts have in common; zipf. Another tree needs --scenario.", _PROMPTS),
+]
 Prefixes = Annotated[int | None, _option("Shared prefixes in the pool; 24.", _PROMPTS)]
 Zipf = Annotated[
     float | None, _option("Exponent of the Zipf law prefixes are drawn by; 1.", _PROMPTS)
 ]
 PrefixTokens = Annotated[int | None, _option("Tokens of a shared prefix; 2000.", _PROMPTS)]
 UniqueTokens = Annotated[int | None, _option("Tokens of the unique tail; 60.", _PROMPTS)]
+Turns = Annotated[int | None, _option("Requests of a session; 4.", _PROMPTS)]
+Think = Annotated[
+    float | None,
+    _option("Mean seconds from an answer to the next turn of its session; 5.", _PROMPTS),
+]
 OutputTokens = Annotated[int | None, _option("Tokens to generate, or their mean; 100.", _PROMPTS)]
 OutputLaw = Annotated[LengthLaw | None, _option("How output lengths are chosen; fixed.", _PROMPTS)]
+
+TraceFile = Annotated[
+    Path | None,
+    _option(
+        "Take arrivals and prompts from this file, save what --arrivals or --family names.",
+        _TRACE,
+        "--trace",
+    ),
+]
+TraceFormatOption = Annotated[
+    TraceFormat | None, _option("How it is written; mooncake.", _TRACE, "--trace-format")
+]
 
 Url = Annotated[
     str | None,

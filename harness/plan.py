@@ -19,7 +19,8 @@ from harness.load.arrivals import Stream, stream
 from harness.load.assignment import assign
 from harness.load.traces import read_trace
 from harness.records import Arrival, PlannedReset, ResetMode
-from harness.scenario import Process, PromptFamily, Scenario, check, identity, reset_instants
+from harness.scenario import Process, PromptFamily, Scenario, identity
+from harness.settings import check
 from harness.workload import requests, texts_of
 
 
@@ -101,7 +102,7 @@ def _replayed(scenario: Scenario, end: float) -> NDArray[np.float64]:
 
 def _resets(scenario: Scenario) -> tuple[PlannedReset, ...]:
     """Planned resets: one mode throughout, or drawn for each (``load.assignment.assign``)."""
-    spec, instants = scenario.resets, reset_instants(scenario)
+    spec, instants = scenario.resets, scenario.reset_instants
     if spec.modes:
         rng = stream(scenario.seed, Stream.ASSIGNMENT)
         modes = assign(spec.modes, len(instants), rng)[spec.turn]

@@ -12,7 +12,8 @@ from harness.design import Design
 from harness.errors import UsageError
 from harness.experiment import ExperimentSpec, beforehand, plan_runs, read_experiment
 from harness.records import ResetMode
-from harness.scenario import Scenario, read_scenario
+from harness.scenario import Scenario
+from harness.settings import read_scenario
 
 SCENARIO: Scenario = read_scenario(
     None, {"load.warmup": 5.0, "load.duration": 90.0, "resets.every": 10.0}

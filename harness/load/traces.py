@@ -46,7 +46,7 @@ class TraceSpec(msgspec.Struct, frozen=True):
     """Which part of which trace is used."""
 
     file: str | None = None
-    """A relative path counts from the scenario's folder."""
+    """A relative path in a scenario counts from its folder, one of ``--trace`` from here."""
     format: TraceFormat = TraceFormat.MOONCAKE
     window: tuple[float, float] | None = None
     """Half-open stretch of the trace in seconds since its first row; None is all of it."""
@@ -120,7 +120,7 @@ def read_trace(spec: TraceSpec) -> Trace:
     if len(bad) > spec.bad_share * read:
         raise UsageError(
             f"trace {spec.file}: {len(bad):,} of {read:,} rows do not parse as {spec.format} "
-            f"({named(bad)}). Mend the file, correct trace.format, or raise trace.bad_share."
+            f"({named(bad)}). Mend the file, correct --trace-format, or raise trace.bad_share."
         )
     if not rows:
         raise UsageError(f"trace {spec.file} has no usable row; give another file.")
@@ -175,8 +175,7 @@ def _parsed(file: Path, kind: TraceFormat) -> Iterator[tuple[str, Parsed]]:
                 yield from _conversations(file)
     except OSError as error:
         raise UsageError(
-            f"trace.file {file}: {error.strerror}. A relative path counts from the scenario's "
-            "folder."
+            f"trace {file}: {error.strerror}. A relative path in a scenario counts from its folder."
         ) from None
 
 
@@ -206,7 +205,7 @@ def _csv(
             if missing:
                 raise UsageError(
                     f"trace {file} has no column {missing[0]!r}; its first line names "
-                    f"{', '.join(header) or 'nothing'}. Correct trace.format."
+                    f"{', '.join(header) or 'nothing'}. Correct --trace-format."
                 )
             places = [header.index(name) for name in columns]
             for cells in reader:
@@ -284,7 +283,9 @@ def _conversations(file: Path) -> Iterator[tuple[str, Parsed]]:
     try:
         entries = msgspec.json.decode(file.read_bytes(), type=list[msgspec.Raw])
     except _UNREADABLE as error:
-        raise UsageError(f"trace {file} is no JSON list: {error}. Correct trace.format.") from None
+        raise UsageError(
+            f"trace {file} is no JSON list: {error}. Correct --trace-format."
+        ) from None
     for number, entry in enumerate(entries, 1):
         yield f"entry {number}", _try(_exchange, entry)
 

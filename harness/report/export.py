@@ -55,10 +55,10 @@ def export(journals: Journals, to: ExportFormat) -> bytes:
             if find_spec("pyarrow") is None:
                 raise DependencyMissing(
                     "Parquet is written by pyarrow, which is not installed. Install it with "
-                    "`pip install pyarrow`, or export with --to csv."
+                    "`pip install '.[parquet]'`, or export with --to csv."
                 )
             file = io.BytesIO()
-            _table(journals).to_parquet(file, index=False)
+            _table(journals).to_parquet(file, engine="pyarrow", index=False)
             return file.getvalue()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 from importlib.util import find_spec
 
 import msgspec
@@ -73,7 +74,9 @@ def test_csv_has_every_request_and_column_of_the_journal() -> None:
     assert (rows[3]["outcome"], rows[3]["error"]) == ("timeout", "silence")
 
 
-@pytest.mark.skipif(find_spec("pyarrow") is None, reason="pyarrow is not installed")
+@pytest.mark.skipif(
+    find_spec("pyarrow") is None, reason="pyarrow, the parquet extra, is not installed"
+)
 def test_parquet_reads_back() -> None:
     import pandas as pd
 
@@ -83,8 +86,8 @@ def test_parquet_reads_back() -> None:
 
 
 def test_parquet_without_pyarrow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.report.export.find_spec", lambda name: None)
-    with pytest.raises(DependencyMissing, match="pip install pyarrow"):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DependencyMissing, match=r"pip install '\.\[parquet\]'"):
         export(RUN, ExportFormat.PARQUET)
 
 
