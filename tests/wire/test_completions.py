@@ -483,7 +483,7 @@ async def test_a_stream_without_end_is_ended_by_whoever_waits() -> None:
 
 
 async def test_what_a_request_used_is_freed_without_the_garbage_collector() -> None:
-    """A full collection is rare: what waits for one looks like a leak for an hour."""
+    """A full collection is rare: what waits for one looks like a leak until then."""
     kinds = (httpx.Request, httpx.Response, Exchange)
 
     def held() -> int:
