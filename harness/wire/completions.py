@@ -145,6 +145,9 @@ class Completions:
         try:
             response = await self._client.send(request, stream=True)
             await response.aclose()
+            # It refers back to its response: a cycle, which with the prompt that was sent would
+            # wait for a full pass of the garbage collector, and those are rare.
+            del response.stream
         except httpx.TransportError as error:
             failure = error
         answer = Answer(keep=heard is not None)
@@ -157,7 +160,7 @@ class Completions:
             heard(answer)
         record = self._record(flight, answer, outcome, reason)
         del self._flights[arrival.id]
-        exchange.clear()  # httpx's response is a cycle: its bytes would wait for the collector
+        exchange.clear()  # a failure's traceback is a cycle: its bytes would wait for the collector
         return record
 
     def abandon(self) -> list[RequestRecord]:

@@ -103,7 +103,7 @@ async def main() -> None:
     options, _ = parser.parse_known_args()
     faults = {route: Fault(fault) for route, fault in options.at}
     replica = FaultyReplica(faults, options.after, options.seconds)
-    server = await asyncio.start_server(replica.serve, "127.0.0.1", options.port)
+    server = await asyncio.start_server(replica.serve, "127.0.0.1", options.port, backlog=4096)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 

@@ -4,8 +4,9 @@
 
 It listens on a free port of 127.0.0.1, prints the port, and keeps a prefix cache: a prompt whose
 first tokens it has seen since the last reset takes 2 ms, any other 20 ms, and each token 5 ms.
-After N completions have begun it hangs (accepts and never answers) or fails (500).
-The bodies of completions are appended to FILE, one a line.
+After N completions have begun it hangs (accepts and never answers) or fails (500). The bodies of
+completions are appended to FILE, one a line. How late it was with its tokens, and its CPU seconds, it
+tells at ``/lateness``.
 """
 
 from __future__ import annotations
@@ -13,12 +14,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import resource
+from collections import Counter
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from time import monotonic
 from urllib.parse import parse_qs, urlsplit
 
 HEAD = 32
 """Tokens that decide whether two prompts share their prefix."""
+TOKEN = 0.005
+"""Seconds from one token to the next."""
 
 
 @dataclass
@@ -34,6 +41,8 @@ class Replica:
     pace: float = 1.0
     """Times as long as usual that a completion takes."""
     bodies: Path | None = None
+    late: Counter[int] = field(default_factory=Counter)
+    """How many tokens were late by so many whole milliseconds."""
 
     def metrics(self) -> str:
         engine = '{engine="0",model_name="small"}'
@@ -92,22 +101,24 @@ class Replica:
             if self.wipes == wipes:  # what a wipe found computed, or half so, is not cached again
                 self.cached.add(head)
             stream_head(writer)
-            for number in range(tokens):
-                last = number == tokens - 1
-                event(writer, {"choices": [{
-                    "text": "" if words is prompt else " so", "token_ids": [7],
-                    "finish_reason": "length" if last else None,
-                }]})  # fmt: skip
-                await writer.drain()
-                await asyncio.sleep(self.pace * 0.005)
+            await self.say("" if words is prompt else " so", tokens, writer)
         finally:
             self.running -= 1
-        event(writer, {"choices": [], "usage": {
+        usage = event({"choices": [], "usage": {
             "prompt_tokens": len(words), "completion_tokens": tokens,
             "prompt_tokens_details": {"cached_tokens": HEAD if hit else 0},
         }})  # fmt: skip
-        chunk(writer, b"data: [DONE]\n\n")
-        chunk(writer, b"")
+        writer.write(usage + chunk(b"data: [DONE]\n\n") + chunk(b""))
+
+    async def say(self, text: str, tokens: int, writer: asyncio.StreamWriter) -> None:
+        """Each token has an instant of its own: a late one delays no other."""
+        due = monotonic()
+        for left in reversed(range(tokens)):
+            self.late[int(1e3 * (monotonic() - due))] += 1
+            writer.write(token(text, last=left == 0))
+            await writer.drain()
+            due += self.pace * TOKEN
+            await asyncio.sleep(due - monotonic())
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -141,6 +152,10 @@ class Replica:
                 respond(writer, self.metrics())
             case "/health":
                 respond(writer, "")
+            case "/lateness":
+                used = resource.getrusage(resource.RUSAGE_SELF)
+                cpu = used.ru_utime + used.ru_stime
+                respond(writer, {"cpu": cpu, "late_ms": self.late})
             case _:
                 respond(writer, {"detail": "Not Found"}, 404)
 
@@ -156,12 +171,18 @@ def stream_head(writer: asyncio.StreamWriter) -> None:
     )
 
 
-def event(writer: asyncio.StreamWriter, value: object) -> None:
-    chunk(writer, f"data: {json.dumps(value)}\n\n".encode())
+@cache
+def token(text: str, *, last: bool) -> bytes:
+    finish = "length" if last else None
+    return event({"choices": [{"text": text, "token_ids": [7], "finish_reason": finish}]})
 
 
-def chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
-    writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+def event(value: object) -> bytes:
+    return chunk(f"data: {json.dumps(value)}\n\n".encode())
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 async def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import json
 import os
@@ -23,6 +24,7 @@ from harness.scenario import PromptForm, TimeoutSpec
 from harness.wire.chunks import SLICE, Answer
 from harness.wire.client import endpoint, open_client
 from harness.wire.completions import Completions
+from harness.wire.connection import Exchange
 
 from .conftest import (
     SSE_HEAD,
@@ -478,6 +480,29 @@ async def test_a_stream_without_end_is_ended_by_whoever_waits() -> None:
             await completions.send(Arrival(0, 0.0, 0, 2), "x")
         [record] = completions.abandon()
     assert len(record.token_times) > 3
+
+
+async def test_what_a_request_used_is_freed_without_the_garbage_collector() -> None:
+    """A full collection is rare: what waits for one looks like a leak until then."""
+    kinds = (httpx.Request, httpx.Response, Exchange)
+
+    def held() -> int:
+        return sum(type(one) in kinds for one in gc.get_objects())
+
+    async with serving(well) as server, open_client(TimeoutSpec()) as client:
+        completions = Completions(
+            client, server.url, model="m", form=PromptForm.TOKEN_IDS, ignore_eos=True, zero=0.0
+        )
+        gc.collect()
+        gc.disable()
+        try:
+            before = held()
+            for number in range(5):
+                record = await completions.send(Arrival(number, 0.0, 0, 2), [1, 2, 3])
+                assert record.outcome is Outcome.OK
+            assert held() == before
+        finally:
+            gc.enable()
 
 
 def test_the_client_takes_the_timeouts() -> None:
