@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import signal
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -72,12 +72,24 @@ def run(plan: Plan, where: Target | ReplicaSpec, out: Path, watcher: Watcher) ->
 
 def on_uvloop(work: Callable[[], Awaitable[Ending]]) -> Ending:
     """Run ``work`` on uvloop; an error of ours or a signal ends it and is its ending."""
-    # Whatever is imported stays: a full collection would go through all of it for tens of
-    # milliseconds, in which nothing is sent or stamped.
+    run_work = partial(_until_signalled, work)
+    with short_collections():
+        return anyio.run(run_work, backend="asyncio", backend_options={"use_uvloop": True})
+
+
+@contextmanager
+def short_collections() -> Iterator[None]:
+    """Keep the garbage collector from long passes meanwhile: in one, nothing is sent or stamped.
+
+    What exists now, imports above all, is passed over: a full collection would go through all of
+    it for tens of milliseconds.
+    """
     gc.collect()
     gc.freeze()
-    run_work = partial(_until_signalled, work)
-    return anyio.run(run_work, backend="asyncio", backend_options={"use_uvloop": True})
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 async def _until_signalled(work: Callable[[], Awaitable[Ending]]) -> Ending:
