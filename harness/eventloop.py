@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import resource
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import anyio
@@ -18,11 +19,23 @@ Result = TypeVar("Result")
 def on_uvloop(work: Callable[[], Awaitable[Result]]) -> Result:
     """Run ``work`` on uvloop and return its result."""
     _allow_connections()
-    # Whatever is imported stays: a full collection would go through all of it for tens of
-    # milliseconds, in which nothing is sent or stamped.
+    with short_collections():
+        return anyio.run(work, backend="asyncio", backend_options={"use_uvloop": True})
+
+
+@contextmanager
+def short_collections() -> Iterator[None]:
+    """Keep the garbage collector from long passes meanwhile: in one, nothing is sent or stamped.
+
+    What exists now, imports above all, is passed over: a full collection would go through all of
+    it for tens of milliseconds.
+    """
     gc.collect()
     gc.freeze()
-    return anyio.run(work, backend="asyncio", backend_options={"use_uvloop": True})
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _allow_connections() -> None:

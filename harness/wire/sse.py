@@ -6,6 +6,7 @@ Pure: reads in, events out, the same however the bytes were split into reads.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Final
 
 Read = tuple[float, bytes]
@@ -22,6 +23,9 @@ _BOM: Final = b"\xef\xbb\xbf"
 # Bytes after which nothing is pending: a blank line, and no \r that a \n could still join.
 _CLEAN_ENDS: Final = (b"\n\n", b"\n\r\n")
 
+_STRETCH: Final = 64
+"""Reads looked at together."""
+
 
 def events(reads: Iterable[Read]) -> Iterator[Event]:
     """Events of a stream, in order.
@@ -32,21 +36,36 @@ def events(reads: Iterable[Read]) -> Iterator[Event]:
     ``retry`` are passed over. An event that the stream's end cuts short, its blank line missing,
     is dropped, as the standard says.
     """
+    left = iter(reads)
     pending: list[Read] = []
     at_start = True
-    for stamp, data in reads:
-        if not data.endswith(_CLEAN_ENDS):
-            pending.append((stamp, data))
+    while stretch := list(islice(left, _STRETCH)):
+        pending += stretch
+        if not stretch[-1][1].endswith(_CLEAN_ENDS):
             continue
-        # Nearly every read of a stream is one whole event: a data line and a blank one.
-        lines = data.splitlines()
-        if len(lines) == 2 and lines[0].startswith(b"data: ") and not pending:
-            yield stamp, lines[0][6:]
-        else:
-            yield from _parse([*pending, (stamp, data)], at_start)
-            pending.clear()
+        yield from _one_each(pending) or _parse(pending, at_start)
+        pending = []
         at_start = False
     yield from _parse(pending, at_start)
+
+
+def _one_each(reads: list[Read]) -> Iterator[Event] | None:
+    """Events of reads that are a ``data: `` line and a blank one each, as nearly all are.
+
+    None if any is something else.
+    """
+    stamps, pieces = zip(*reads, strict=True)
+    body = b"".join(pieces)
+    values = body[6:-2].split(b"\n\ndata: ")
+    if (
+        [6 + len(value) + 2 for value in values] == [len(piece) for piece in pieces]
+        and body.startswith(b"data: ")
+        and body.endswith(b"\n\n")
+        and body.count(b"\n") == 2 * len(values)
+        and b"\r" not in body
+    ):
+        return zip(stamps, values, strict=True)
+    return None
 
 
 def _parse(reads: list[Read], at_start: bool) -> Iterator[Event]:

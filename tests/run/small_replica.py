@@ -5,8 +5,8 @@
 It listens on a free port of 127.0.0.1, prints the port, and keeps a prefix cache: a prompt whose
 first tokens it has seen since the last reset takes 2 ms, any other 20 ms, and each token 5 ms.
 After N completions have begun it hangs (accepts and never answers) or fails (500). The bodies of
-completions are appended to FILE, one a line. How late it was with its tokens, and its CPU seconds, it
-tells at ``/lateness``.
+completions are appended to FILE, one a line. How late it was with its tokens, and its CPU seconds,
+it tells at ``/lateness``.
 """
 
 from __future__ import annotations

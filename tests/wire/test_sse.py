@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given
@@ -105,6 +105,24 @@ def test_any_split_gives_the_events_and_stamps_of_the_standard(
     stream: bytes, cuts: list[int]
 ) -> None:
     edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+    assert_events_of_the_standard(stream, edges)
+
+
+WHOLE = b"data: a\n\n"
+READS = st.sampled_from(
+    [WHOLE, WHOLE, b"data: \n\n", b"data: b\n", b"\ndata: c\n\n", b"\n", b"data:d\n\n", b"data: ",
+     b"data: e\r\n\r\n", b"data: f\rdata: g\n\n", BOM + b"data: h\n\n", b": ping\n\n", b"i\n\nda",
+     b"ta: j\n\n", b"x data: k\n\n", b"data: l\n\ndata: m\n\n"]
+)  # fmt: skip
+
+
+@given(whole=st.sampled_from([0, 1, 63, 64, 65]), others=st.lists(READS, max_size=12))
+def test_whole_events_one_a_read_and_odd_ones_among_them(whole: int, others: list[bytes]) -> None:
+    reads = [WHOLE] * whole + others
+    assert_events_of_the_standard(b"".join(reads), [0, *accumulate(map(len, reads))])
+
+
+def assert_events_of_the_standard(stream: bytes, edges: list[int]) -> None:
     reads: list[Read] = [(float(end), stream[start:end]) for start, end in pairwise(edges)]
     expected = [
         (float(next(edge for edge in edges[1:] if edge >= end)), data)
