@@ -74,6 +74,29 @@ def test_a_trace_is_sent_with_its_sizes_and_its_reuse_is_told(carried_out) -> No
     assert frame["scheduled"].tolist() == [one.scheduled for one in arrivals]
 
 
+def test_a_trace_is_taken_by_its_option_alone(bench: Bench, small_replica: Start) -> None:
+    done = bench(
+        *(
+            "run",
+            "--url",
+            small_replica().url,
+            "--out",
+            "r",
+            "--trace",
+            str(TRACES / "mooncake.jsonl"),
+        ),
+        *("--rate", "20", "--warmup", "0.3", "--duration", "2", "--prefix-tokens", "64"),
+        *("--unique-tokens", "8", "--reset-mode", "keep", "--reset-every", "0.5"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "replayed 12.2 times as fast" in done.stdout
+    assert "best possible hit rate of its requests: " in done.stdout
+    run = read_run(bench.folder / "r")
+    arrivals = run.manifest.plan.arrivals
+    assert run.requests.frame["prompt_tokens"].tolist() == [one.prompt_tokens for one in arrivals]
+    assert (run.requests.frame["outcome"] == "ok").all()
+
+
 def test_the_texts_of_a_trace_are_sent(carried_out) -> None:
     run, _ = carried_out(
         "[load]\nprocess = 'constant'\nrate = 0.9\nwarmup = 0.1\nduration = 2.0\n"
