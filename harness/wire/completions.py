@@ -129,6 +129,7 @@ class Completions:
         try:
             response = await self._client.send(request, stream=True)
             await response.aclose()
+            del response.stream  # holds the response: a cycle, left to the collector
         except httpx.TransportError as error:
             failure = error
         answer = Answer()
@@ -139,7 +140,7 @@ class Completions:
         outcome, reason = judge(exchange, answer, failure)
         record = self._record(flight, answer, outcome, reason)
         del self._flights[arrival.id]
-        exchange.clear()  # httpx's response is a cycle: its bytes would wait for the collector
+        exchange.clear()  # a failure's traceback is a cycle: the bytes would wait for the collector
         return record
 
     def abandon(self) -> list[RequestRecord]:
