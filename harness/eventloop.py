@@ -13,28 +13,35 @@ import anyio
 DESCRIPTORS = 65_536
 """Open files asked for; many a login shell starts with 1,024."""
 
+COLLECT_AFTER = 50_000
+"""Objects that come to be, less those that go, between garbage collections: about 1,000 streams."""
+
 Result = TypeVar("Result")
 
 
 def on_uvloop(work: Callable[[], Awaitable[Result]]) -> Result:
     """Run ``work`` on uvloop and return its result."""
     _allow_connections()
-    with short_collections():
+    with rare_collections():
         return anyio.run(work, backend="asyncio", backend_options={"use_uvloop": True})
 
 
 @contextmanager
-def short_collections() -> Iterator[None]:
-    """Keep the garbage collector from long passes meanwhile: in one, nothing is sent or stamped.
+def rare_collections() -> Iterator[None]:
+    """Keep the garbage collector from what runs meanwhile: in a pass nothing is sent or stamped.
 
     What exists now, imports above all, is passed over: a full collection would go through all of
-    it for tens of milliseconds.
+    it for tens of milliseconds. And passes are few, since a request leaves no garbage to collect:
+    by Python's own thresholds, the start of 600 streams brings passes of 4 to 19 ms.
     """
     gc.collect()
     gc.freeze()
+    before = gc.get_threshold()
+    gc.set_threshold(COLLECT_AFTER, *before[1:])
     try:
         yield
     finally:
+        gc.set_threshold(*before)
         gc.unfreeze()
 
 

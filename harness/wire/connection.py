@@ -6,9 +6,7 @@ Stamps are ``time.perf_counter`` seconds: ``CLOCK_MONOTONIC`` on Linux, the same
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections.abc import Iterator
-from itertools import pairwise
 from time import perf_counter
 from typing import Final, cast
 
@@ -34,15 +32,13 @@ class Exchange:
         status: HTTP status, or None until the response's headers are complete.
         headers: The response's headers, names in lower case.
         stamps: When each piece of the body arrived.
-        ends: Where in ``data`` each piece ends.
-        data: The pieces one after the other, transfer coding removed. All three are flat: lists
-            of floats and of bytes are gone through item by item by the garbage collector, which
-            held 600 streams up for 10 to 19 ms at a time.
+        pieces: The pieces, transfer coding removed. Two lists and no list of pairs, since each
+            pair would be one more object for the garbage collector to look at.
         ended: When the last byte arrived, or when a failure was seen; None until then.
         whole: True once the response is complete.
     """
 
-    __slots__ = ("data", "ended", "ends", "headers", "sent", "stamps", "status", "whole")
+    __slots__ = ("ended", "headers", "pieces", "sent", "stamps", "status", "whole")
 
     def __init__(self) -> None:
         self.clear()
@@ -52,9 +48,8 @@ class Exchange:
         self.sent: float | None = None
         self.status: int | None = None
         self.headers: list[tuple[bytes, bytes]] = []
-        self.stamps: array[float] = array("d")
-        self.ends: array[int] = array("Q")
-        self.data = bytearray()
+        self.stamps: list[float] = []
+        self.pieces: list[bytes] = []
         self.ended: float | None = None
         self.whole = False
 
@@ -64,13 +59,11 @@ class Exchange:
 
     def reads(self) -> Iterator[tuple[float, bytes]]:
         """``(stamp, piece)`` of the body, in order."""
-        body = self.body()
-        for stamp, (start, end) in zip(self.stamps, pairwise([0, *self.ends]), strict=True):
-            yield stamp, body[start:end]
+        return zip(self.stamps, self.pieces, strict=True)
 
     def body(self) -> bytes:
         """The body received so far."""
-        return bytes(self.data)
+        return b"".join(self.pieces)
 
 
 class Connection(asyncio.Protocol):
@@ -92,6 +85,8 @@ class Connection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._headers: list[tuple[bytes, bytes]] = []
+        self._stamps: list[float] = []
+        self._pieces: list[bytes] = []
         self._is_head = self._until_close = False
 
     # What the transport calls.
@@ -103,7 +98,9 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             raise httpx.ConnectError("the server closed the connection before it could be used")
         self._exchange = exchange
-        self._headers = exchange.headers
+        self._headers, self._stamps, self._pieces = (
+            exchange.headers, exchange.stamps, exchange.pieces
+        )  # fmt: skip
         self._is_head, self._until_close = is_head, False
         self._done = self._loop.create_future()
         self._transport.write(message)
@@ -202,11 +199,8 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Keep a piece of the body with the stamp of the read that brought it."""
-        exchange = self._exchange
-        if exchange is not None:
-            exchange.stamps.append(self.stamp)
-            exchange.data += body
-            exchange.ends.append(len(exchange.data))
+        self._stamps.append(self.stamp)
+        self._pieces.append(body)
 
     def on_message_complete(self) -> None:
         """End the exchange, unless this was an interim response (1xx)."""
@@ -240,7 +234,7 @@ class Connection(asyncio.Protocol):
     def _detach(self) -> Exchange | None:
         """The exchange that is carried, if any; from here on this connection leaves it alone."""
         exchange, self._exchange = self._exchange, None
-        self._headers = []
+        self._headers, self._stamps, self._pieces = [], [], []
         return exchange
 
 

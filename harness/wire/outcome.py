@@ -48,7 +48,7 @@ def _whole(exchange: Exchange, answer: Answer) -> tuple[Outcome, str | None]:
     if encoding != "identity":
         # Decoding would give events, but at the times of a compressor's buffer.
         return Outcome.MALFORMED, f"Content-Encoding {encoding} though identity was asked for"
-    if answer.events == 0 and exchange.data:
+    if answer.events == 0 and exchange.pieces:
         return _no_stream(exchange.body())
     if answer.finish_reason is None:
         return Outcome.TRUNCATED, "the stream ended without a finish reason"
