@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -272,6 +273,8 @@ def _exit_as(ending: Ending) -> None:
     if ending.error is not None:
         _fail(ending.error)
     if ending.status is RunStatus.INTERRUPTED:
+        # Another Ctrl-C while Python shuts down would end it by the signal, not by its code.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         say(str(ending.reason))
         raise typer.Exit(INTERRUPTED)
 

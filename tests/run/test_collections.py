@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from harness.run import rare_collections
+from harness.eventloop import rare_collections
 
 
 def test_collections_are_rare_within_and_as_before_afterwards() -> None:
