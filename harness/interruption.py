@@ -2,37 +2,64 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-import anyio
-from anyio.abc import TaskStatus
+from types import FrameType
 
 Handler = Callable[[signal.Signals], None]
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruptions:
-    """Tells each SIGINT and SIGTERM of this process to one handler; ``handler`` is the first.
+    """Tells each SIGINT and SIGTERM of this process to one handler, in the event loop's time."""
 
-    An event loop has one receiver for a signal: a second one, once closed, would leave none.
-    """
-
-    def __init__(self, handler: Handler) -> None:
-        self._handler = handler
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._handler: Handler | None = None
+        self._waiting: list[signal.Signals] = []
+        self._ignored = False
 
     @contextmanager
-    def told_to(self, handler: Handler) -> Iterator[None]:
-        """Tell ``handler`` meanwhile, and afterwards whom it was told before."""
-        before, self._handler = self._handler, handler
+    def caught(self) -> Iterator[None]:
+        """Catch both signals, around an event loop and for longer than that.
+
+        What comes before somebody is told waits for it, and what comes after the loop does nothing:
+        a loop's own receiver ends with the loop, and Python then ends by the signal in the midst of
+        its exit.
+        """
+        before = {each: signal.signal(each, self._catch) for each in SIGNALS}
         try:
             yield
         finally:
-            self._handler = before
+            for each, handler in before.items():
+                signal.signal(each, signal.SIG_IGN if self._ignored else handler)
 
-    async def receive(self, *, task_status: TaskStatus[None]) -> None:
-        """Receive until cancelled; started once both signals are caught."""
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            task_status.started()
-            async for caught in signals:
-                self._handler(caught)
+    def ignore(self) -> None:
+        """Ignore both signals once they are not caught any more."""
+        self._ignored = True
+
+    @contextmanager
+    def told_to(self, handler: Handler) -> Iterator[None]:
+        """Tell ``handler`` meanwhile, and afterwards whom it was told before; within the loop."""
+        before = self._loop, self._handler
+        self._loop, self._handler = asyncio.get_running_loop(), handler
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            self._tell(each)
+        try:
+            yield
+        finally:
+            self._loop, self._handler = before
+
+    def _catch(self, number: int, _: FrameType | None) -> None:
+        # Between any two instructions of the loop: what is told may only be put down for later.
+        if self._loop is None:
+            self._waiting.append(signal.Signals(number))
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._tell, signal.Signals(number))
+
+    def _tell(self, caught: signal.Signals) -> None:
+        if self._handler is not None:
+            self._handler(caught)

@@ -85,12 +85,20 @@ def until_signalled(work: Callable[[Interruptions], Awaitable[Ending]]) -> Endin
     """Run ``work`` on an event loop; an error of ours or a signal ends it and is its ending.
 
     ``work`` may take signals over for a time. Those that come after the first wait for its end:
-    for a replica of our own to be gone, at most.
+    for a replica of our own to be gone, at most. If it was interrupted before there was something
+    to report, further ones are ignored from then on: nothing is left to do but exit.
     """
-    return on_uvloop(partial(_until_signalled, work))
+    interruptions = Interruptions()
+    with interruptions.caught():
+        ending = on_uvloop(partial(_until_signalled, work, interruptions))
+        if ending.status is RunStatus.INTERRUPTED and not ending.measured:
+            interruptions.ignore()
+    return ending
 
 
-async def _until_signalled(work: Callable[[Interruptions], Awaitable[Ending]]) -> Ending:
+async def _until_signalled(
+    work: Callable[[Interruptions], Awaitable[Ending]], interruptions: Interruptions
+) -> Ending:
     ending = Ending(RunStatus.INTERRUPTED)
     everything = anyio.CancelScope()
 
@@ -100,15 +108,11 @@ async def _until_signalled(work: Callable[[Interruptions], Awaitable[Ending]]) -
             ending = Ending(RunStatus.INTERRUPTED, f"interrupted by {caught.name}")
             everything.cancel()
 
-    interruptions = Interruptions(stop)
-    async with anyio.create_task_group() as group:
-        await group.start(interruptions.receive)
-        with everything:
-            try:
-                ending = await work(interruptions)
-            except HarnessError as error:
-                ending = Ending(RunStatus.FAILED, str(error), error)
-        group.cancel_scope.cancel()
+    with interruptions.told_to(stop), everything:
+        try:
+            ending = await work(interruptions)
+        except HarnessError as error:
+            ending = Ending(RunStatus.FAILED, str(error), error)
     return ending
 
 
