@@ -32,7 +32,7 @@ def rare_collections() -> Iterator[None]:
 
     What exists now, imports above all, is passed over: a full collection would go through all of
     it for tens of milliseconds. And passes are few, since a request leaves no garbage to collect:
-    by Python's own thresholds, the longest pass in 8 s of 600 streams took 8 to 19 ms.
+    by Python's own thresholds, the longest pass in 8 s of 600 streams took 10 to 19 ms.
     """
     gc.collect()
     gc.freeze()
