@@ -19,6 +19,21 @@ QUICK = (
     *("--prefixes", "4", "--prefix-tokens", "64", "--unique-tokens", "8", "--output-tokens", "5"),
 )
 """About 140 requests and 3 resets in 3.5 s."""
+EXPERIMENT = """
+modes = ["sham", "keep"]
+rates = [40.0]
+[load]
+warmup = 0.4
+duration = 2.0
+[prompts]
+prefixes = 2
+prefix_tokens = 64
+unique_tokens = 8
+[output]
+tokens = 5
+[resets]
+every = 0.5
+"""
 
 
 @dataclass

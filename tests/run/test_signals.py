@@ -15,27 +15,12 @@ from harness.experiment import plan_runs, read_experiment
 from harness.journals import RunStatus
 from harness.store import read_manifest, read_run
 
-from .conftest import Bench, SmallReplica
+from .conftest import EXPERIMENT, Bench, SmallReplica
 from .test_faults import OWN, PRIMING, QUICK_TIMEOUTS, SHORT, SOURCE
 from .test_run import lines, wait_until
 
 Start = Callable[..., SmallReplica]
 SIGNALS = pytest.mark.parametrize("caught", [signal.SIGINT, signal.SIGTERM])
-EXPERIMENT = """
-modes = ["sham", "keep"]
-rates = [40.0]
-[load]
-warmup = 0.4
-duration = 2.0
-[prompts]
-prefixes = 2
-prefix_tokens = 64
-unique_tokens = 8
-[output]
-tokens = 5
-[resets]
-every = 0.5
-"""
 
 
 @pytest.fixture

@@ -123,6 +123,22 @@ class Peer:
 Script = Callable[[Peer], Awaitable[None]]
 
 
+def once_all_ask(count: int, answer: Script, within: float) -> Script:
+    """Give everybody the same answer, but nobody before ``count`` peers are there."""
+    everybody = asyncio.Event()
+    waiting = 0
+
+    async def script(peer: Peer) -> None:
+        nonlocal waiting
+        waiting += 1
+        if waiting == count:
+            everybody.set()
+        await asyncio.wait_for(everybody.wait(), within)
+        await answer(peer)
+
+    return script
+
+
 @dataclass
 class Server:
     """A running server: its address, and what it saw."""

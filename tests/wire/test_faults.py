@@ -24,6 +24,7 @@ from .conftest import (
     chunked,
     delta,
     event,
+    once_all_ask,
     send,
     serving,
     text,
@@ -154,17 +155,11 @@ async def test_fault_05_waiting_for_a_connection_counts(authority: Authority) ->
 async def test_fault_08_no_pool_throttles_concurrent_streams() -> None:
     # httpx would stop at 100 connections; the server answers nobody until all have asked.
     streams = 300
-    everybody = asyncio.Event()
-    waiting = 0
 
-    async def script(peer: Peer) -> None:
-        nonlocal waiting
-        waiting += 1
-        if waiting == streams:
-            everybody.set()
-        await asyncio.wait_for(everybody.wait(), 20)
+    async def answer(peer: Peer) -> None:
         await peer.stream(text("a", finish="stop"))
 
+    script = once_all_ask(streams, answer, within=20)
     async with serving(script) as server, open_client(TimeoutSpec()) as client:
         completions = Completions(
             client, server.url, model="m", form=PromptForm.TEXT, ignore_eos=False, zero=0.0

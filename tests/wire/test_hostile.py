@@ -23,6 +23,7 @@ from .conftest import (
     chunked,
     delta,
     event,
+    once_all_ask,
     open_sockets,
     reply,
     send,
@@ -220,20 +221,14 @@ async def test_two_thousand_connections_at_once() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 2 * streams + 200:
         pytest.skip(f"client and server need {2 * streams} files, {hard} are allowed")
-    everybody = asyncio.Event()
-    waiting = 0
 
-    async def script(peer: Peer) -> None:
-        nonlocal waiting
-        waiting += 1
-        if waiting == streams:
-            everybody.set()
-        await asyncio.wait_for(everybody.wait(), 30)
+    async def answer(peer: Peer) -> None:
         await peer.say(WELL)
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     before = open_sockets()
     try:
+        script = once_all_ask(streams, answer, within=30)
         async with serving(script) as server, open_client(TimeoutSpec()) as client:
             completions = Completions(
                 client, server.url, model="m", form=PromptForm.TEXT, ignore_eos=False, zero=0.0
