@@ -15,8 +15,9 @@ from harness.analysis.gate.baseline import SCHEMA_VERSION, Baseline
 from harness.analysis.gate.policy import Policy
 from harness.analysis.gate.policy_text import policy
 from harness.analysis.gate.readings import Candidate
-from harness.errors import JournalError, UsageError
+from harness.errors import JournalError
 from harness.experiment import EXPERIMENT, read_experiment_manifest
+from harness.settings import read_toml
 from harness.store import MANIFEST, read_run, write
 
 DEFAULT_POLICY = "default_policy.toml"
@@ -57,14 +58,7 @@ def read_policy(file: Path | None) -> Policy:
     if file is None:
         text = (files("harness.analysis.gate") / DEFAULT_POLICY).read_text(encoding="utf-8")
         return policy(tomllib.loads(text), DEFAULT_POLICY)
-    try:
-        return policy(tomllib.loads(file.read_text(encoding="utf-8")), str(file))
-    except OSError as error:
-        raise UsageError(
-            f"--policy {file}: {error.strerror}. Give the path of a TOML file."
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"--policy {file} is not valid TOML: {error}.") from None
+    return policy(read_toml(file, "--policy"), str(file))
 
 
 def read_baseline(path: Path) -> Baseline:

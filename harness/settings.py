@@ -139,18 +139,27 @@ def read_settings(file: Path) -> dict[str, Any]:
     Raises:
         UsageError: it cannot be read or is not TOML.
     """
-    try:
-        settings = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(
-            f"--scenario {file}: {error.strerror}. Give the path of a TOML file."
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"--scenario {file} is not valid TOML: {error}.") from None
+    settings = read_toml(file, "--scenario")
     trace = settings.get("trace")
     if isinstance(trace, dict) and isinstance(trace.get("file"), str):
         trace["file"] = str(file.parent / trace["file"])
     return settings
+
+
+def read_toml(file: Path, option: str) -> dict[str, Any]:
+    """What is in ``file``, which ``option`` named.
+
+    Raises:
+        UsageError: it cannot be read or is not TOML.
+    """
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"{option} {file}: {error.strerror}. Give the path of a TOML file."
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{option} {file} is not valid TOML: {error}.") from None
 
 
 Settings = TypeVar("Settings", bound=msgspec.Struct)
