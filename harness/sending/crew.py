@@ -43,6 +43,7 @@ from harness.sending.orders import (
 from harness.sending.sender import Ledger
 from harness.target import Endpoint
 
+WORKER = (sys.executable, "-m", "harness.sending.worker")
 STARTING = 60.0
 """Seconds a process may take until it is ready."""
 ENDING = 5.0
@@ -189,7 +190,7 @@ async def _open_worker(orders: Orders) -> AsyncIterator[_Worker]:
     ours, theirs = socket.socketpair()
     with theirs:
         process = await anyio.open_process(
-            [sys.executable, "-m", "harness.sending.worker"],
+            WORKER,
             stdin=theirs.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=None,
