@@ -25,9 +25,9 @@ class Interruptions:
     def caught(self) -> Iterator[None]:
         """Catch both signals, around an event loop and for longer than that.
 
-        What comes before somebody is told waits for it, and what comes after the loop does nothing:
-        a loop's own receiver ends with the loop, and Python then ends by the signal in the midst of
-        its exit.
+        What comes while nobody is told waits for somebody, so what comes after the loop does
+        nothing: a loop's own receiver ends with the loop, and Python then ends by the signal in the
+        midst of its exit.
         """
         before = {each: signal.signal(each, self._catch) for each in SIGNALS}
         try:
@@ -57,7 +57,7 @@ class Interruptions:
         # Between any two instructions of the loop: what is told may only be put down for later.
         if self._loop is None:
             self._waiting.append(signal.Signals(number))
-        elif not self._loop.is_closed():
+        else:
             self._loop.call_soon_threadsafe(self._tell, signal.Signals(number))
 
     def _tell(self, caught: signal.Signals) -> None:

@@ -136,8 +136,9 @@ class _Measurement:
         self, replica_ended: Callable[[], Awaitable[HarnessError]] | None
     ) -> Ending:
         async with anyio.create_task_group() as around:
-            for task in (self._sample, self._tick, self._flush, self._oversee):
+            for task in (self._sample, self._flush, self._oversee):
                 around.start_soon(task)
+            around.start_soon(tick, self._zero, self._folder.append_client)
             if replica_ended is not None:
                 around.start_soon(self._await_death, replica_ended)
             async with anyio.create_task_group() as firing:
@@ -212,9 +213,6 @@ class _Measurement:
                 self._folder.append_server(sample)
             due = max(due + SAMPLE_EVERY, perf_counter())
             await sleep_until(due)
-
-    async def _tick(self) -> None:
-        await tick(self._zero, self._folder.append_client)
 
     async def _flush(self) -> None:
         while True:

@@ -20,6 +20,7 @@ from harness.errors import HarnessError, JournalError
 from harness.eventloop import on_uvloop
 from harness.interruption import Interruptions
 from harness.journals import SCHEMA_VERSION, Manifest, RunStatus
+from harness.load.prompts import Family
 from harness.measurement import Ending, Instruments, Load, measure
 from harness.plan import Plan
 from harness.priming import Pool, prime
@@ -213,12 +214,14 @@ class _Wire:
     def __init__(
         self,
         plan: Plan,
+        pool: Pool,
         sender: Callable[[Sequence[Arrival], float], Sender],
         crew: Crew | None,
         resetter: Resetter,
         scraper: Scraper,
     ) -> None:
         self._plan = plan
+        self.pool = pool
         self._sender = sender
         self._crew = crew
         self._resetter = resetter
@@ -229,34 +232,29 @@ class _Wire:
     async def open(
         cls, plan: Plan, target: Target, diagnosis: Diagnosis, stack: AsyncExitStack
     ) -> _Wire:
-        assert diagnosis.model is not None  # else the diagnosis had a problem
+        model = diagnosis.model
+        assert model is not None  # else the diagnosis had a problem
         scenario, where, timeouts = plan.scenario, target.load, plan.scenario.timeouts
         client = await stack.enter_async_context(
             open_client(timeouts, headers=where.headers, verify=where.verify())
         )
 
+        prompts = prompts_of(scenario)  # one for all: it keeps the prefixes that it has made
+
         def sender(arrivals: Sequence[Arrival], zero: float) -> Sender:
-            assert diagnosis.model is not None
-            return Sender(scenario, arrivals, client, where.url, model=diagnosis.model, zero=zero)
+            return Sender(scenario, prompts, arrivals, client, where.url, model=model, zero=zero)
 
         crew = None
         if scenario.load.processes > 1:
-            crew = await stack.enter_async_context(open_crew(plan, where, diagnosis.model))
+            crew = await stack.enter_async_context(open_crew(plan, where, model))
         resetter = Resetter(target.control, timeouts.reset)
         scraper = Scraper(target.metrics, timeouts.scrape)
         await stack.enter_async_context(resetter)
         await stack.enter_async_context(scraper)
-        wire = cls(plan, sender, crew, resetter, scraper)
+        pool = _pool(prompts.family, scenario.prompts.unique_tokens)
+        wire = cls(plan, pool, sender, crew, resetter, scraper)
         wire.can_reset = target.resets_allowed and ResetMode.DEFAULT in diagnosis.reset_modes
         return wire
-
-    @property
-    def pool(self) -> Pool:
-        """What is cached before the load."""
-        family = prompts_of(self._plan.scenario).family
-        shared = sum(part.tokens for part in family.shared(0))
-        tail = self._plan.scenario.prompts.unique_tokens
-        return Pool(family.primed, shared, tail, family.branches)
 
     def priming(self, zero: float) -> Callable[[Arrival, int], Awaitable[RequestRecord]]:
         return self._sender((), zero).prime
@@ -281,3 +279,9 @@ class _Wire:
             f"{count} samples of the server's metrics are missing: {reason}"
             for reason, count in self._scraper.failures.items()
         )
+
+
+def _pool(family: Family, unique_tokens: int) -> Pool:
+    """What is cached before the load."""
+    shared = sum(part.tokens for part in family.shared(0))
+    return Pool(family.primed, shared, unique_tokens, family.branches)

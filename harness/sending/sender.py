@@ -10,12 +10,12 @@ import anyio
 import httpx
 
 from harness.load.dispatch import dispatch
-from harness.load.prompts import as_text
+from harness.load.prompts import Prompts, as_text
 from harness.records import Arrival, ClientSample, RequestRecord
 from harness.scenario import LengthLaw, PromptFamily, PromptForm, Scenario
 from harness.sending.conversations import Conversations
 from harness.wire.completions import Completions
-from harness.workload import prompts_of, texts_of
+from harness.workload import texts_of
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Sender:
 
     Args:
         scenario: The plan's.
+        prompts: The maker of its prompts.
         arrivals: The plan's, or the share of them that is sent here.
         client: Of ``wire.client.open_client``; it stays the caller's to close.
         url: The server's address.
@@ -45,6 +46,7 @@ class Sender:
     def __init__(
         self,
         scenario: Scenario,
+        prompts: Prompts,
         arrivals: Sequence[Arrival],
         client: httpx.AsyncClient,
         url: str,
@@ -58,7 +60,7 @@ class Sender:
         self._max_in_flight = scenario.load.max_in_flight
         self._form = scenario.prompts.form
         self._in_sessions = scenario.prompts.family is PromptFamily.SESSIONS
-        self._prompts = prompts_of(scenario)
+        self._prompts = prompts
         self._texts = texts_of(scenario)
         self._conversations = Conversations(self._prompts, self._form)
         self._completions = Completions(

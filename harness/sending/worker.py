@@ -39,6 +39,7 @@ from harness.sending.sender import Ledger, Sender
 from harness.target import Endpoint
 from harness.ticker import tick
 from harness.wire.client import open_client
+from harness.workload import prompts_of
 
 HEARD_EVERY = 0.2
 
@@ -74,7 +75,10 @@ async def _carry_out(orders: Orders, reader: StreamReader, writer: StreamWriter)
         if not isinstance(command, Go):
             return
         zero, share = command.zero, plan.arrivals[orders.share :: orders.of]
-        sender = Sender(plan.scenario, share, client, where.url, model=orders.model, zero=zero)
+        prompts = prompts_of(plan.scenario)
+        sender = Sender(
+            plan.scenario, prompts, share, client, where.url, model=orders.model, zero=zero
+        )
         ledger = Ledger(
             began=lambda: tell(Began()),
             ended=lambda record: tell(Ended(record)),
