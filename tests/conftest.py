@@ -11,11 +11,16 @@ for the cores.
 
 from __future__ import annotations
 
+import signal
 from pathlib import PurePosixPath
 
 import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
+
+# Whatever a shell starts in its background ignores SIGINT, and so does what that starts: the runs of
+# ``bench`` that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("project", deadline=None)
 settings.load_profile("project")
