@@ -52,6 +52,8 @@ class Replica:
     in_flight: list[SchedulerOutput] = field(default_factory=list)
     worker: Any = None
     _named: int = 0
+    _prefilling: list[set[str]] = field(default_factory=list)
+    """Requests of each step in flight that had more known tokens to compute after it."""
 
     @property
     def manager(self) -> Any:
@@ -99,15 +101,17 @@ class Replica:
     def schedule(self) -> SchedulerOutput:
         step = self.scheduler.schedule()
         self.in_flight.append(step)
+        scheduled = [self.scheduler.requests[one] for one in step.num_scheduled_tokens]
+        self._prefilling.append({one.request_id for one in scheduled if one.is_prefill_chunk})
         return step
 
     def finish(self) -> None:
         """Give the scheduler the output of the oldest step in flight."""
         from vllm.v1.outputs import ModelRunnerOutput
 
-        step = self.in_flight.pop(0)
+        step, prefilling = self.in_flight.pop(0), self._prefilling.pop(0)
         ids = list(step.num_scheduled_tokens)
-        sampled = {request_id: self._sample(step, request_id) for request_id in ids}
+        sampled = {one: [] if one in prefilling else self._sample(one) for one in ids}
         output = ModelRunnerOutput(
             req_ids=ids,
             req_id_to_index={request_id: index for index, request_id in enumerate(ids)},
@@ -117,18 +121,9 @@ class Replica:
             self.worker.run(step, sampled, output)
         self.scheduler.update_from_output(step, output)
 
-    def _sample(self, step: SchedulerOutput, request_id: str) -> list[int]:
+    def _sample(self, request_id: str) -> list[int]:
         request = self.scheduler.requests.get(request_id)
-        if request is None or self._prompt_left(step, request_id):
-            return []
-        return [sum(request.all_token_ids) % 251 + 1]
-
-    def _prompt_left(self, step: SchedulerOutput, request_id: str) -> bool:
-        starts = {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
-        cached = step.scheduled_cached_reqs
-        starts |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        end = starts[request_id] + step.num_scheduled_tokens[request_id]
-        return end < self.scheduler.requests[request_id].num_prompt_tokens
+        return [] if request is None else [sum(request.all_token_ids) % 251 + 1]
 
     def step(self, times: int = 1) -> None:
         for _ in range(times):

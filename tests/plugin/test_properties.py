@@ -225,11 +225,6 @@ class Memory:
 
 
 def make_scheduler_machine(replica, specs, asynchronous, first_block_leads):
-    # vLLM's own preempting reset can end in vLLM's own assertion under async scheduling when it
-    # comes between two steps (AsyncScheduler._update_request_with_output, num_output_placeholders);
-    # so the asynchronous machine draws the other modes.
-    modes = [mode for mode in MODES if not (asynchronous and mode == "preempt")]
-
     class Scheduling(RuleBasedStateMachine):
         """A scheduler in a pool too small for its load."""
 
@@ -291,7 +286,7 @@ def make_scheduler_machine(replica, specs, asynchronous, first_block_leads):
         def evict(self, ids):
             self.one.manager.evict_blocks(ids)
 
-        @rule(mode=st.sampled_from(modes))
+        @rule(mode=st.sampled_from(MODES))
         def reset(self, mode):
             before = [(r.status, r.num_computed_tokens, r.num_preemptions) for r in self.requests]
             held = self.one.held
