@@ -18,8 +18,8 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-# Whatever a shell starts in its background ignores SIGINT, and so does what that starts: the runs of
-# ``bench`` that tests interrupt.
+# Whatever a shell starts in its background ignores SIGINT, and so does what that starts: the runs
+# of ``bench`` that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("project", deadline=None)
