@@ -17,7 +17,8 @@ from rich.console import Console
 import harness
 from harness import options, results
 from harness.errors import HarnessError, UsageError
-from harness.experiment import carry_out, read_experiment
+from harness.experiment.plan import read_experiment
+from harness.experiment.run import carry_out
 from harness.journals import RunStatus
 from harness.measurement import Ending
 from harness.plan import Plan, make_plan

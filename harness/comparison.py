@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from harness.errors import UsageError
-from harness.experiment import EXPERIMENT, recorded_runs
+from harness.experiment.folder import EXPERIMENT, recorded_runs
 from harness.journals import Journals, Manifest
 from harness.store import read_run
 

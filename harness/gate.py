@@ -16,7 +16,7 @@ from harness.analysis.gate.policy import Policy
 from harness.analysis.gate.policy_text import policy
 from harness.analysis.gate.readings import Candidate
 from harness.errors import JournalError
-from harness.experiment import EXPERIMENT, read_experiment_manifest
+from harness.experiment.folder import EXPERIMENT, read_experiment_manifest
 from harness.settings import read_toml
 from harness.store import MANIFEST, read_run, write
 

@@ -133,7 +133,7 @@ VllmArg = Annotated[
 StartTimeout = Annotated[float, _option("Seconds it may take to start.", _OWN)]
 Port = Annotated[int | None, _option("Port on 127.0.0.1; default a free one.", _OWN)]
 
-Out = Annotated[Path | None, _option("Folder of the run; default one below results/runs.")]
+Out = Annotated[Path | None, _option("Folder to write; default a new one below results/.")]
 FolderArgument = Annotated[
     Path,
     typer.Argument(metavar="DIR", help="Folder of a run or of an experiment.", show_default=False),

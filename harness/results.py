@@ -16,7 +16,7 @@ from rich.console import Console
 
 from harness import options
 from harness.errors import JournalError, UsageError
-from harness.experiment import EXPERIMENT, read_experiment_manifest, recorded_runs
+from harness.experiment.folder import EXPERIMENT, read_experiment_manifest, recorded_runs
 from harness.store import read_run, write
 
 if TYPE_CHECKING:

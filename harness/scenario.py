@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from harness.load.traces import TraceSpec
 from harness.records import ResetMode
-
-WARMUP_RULE = 60.0
-"""Seconds of warm-up at least; near capacity 5 × mean latency/(1 − ρ) may be more."""
-SPACING_RULE = 120.0
-"""Seconds between resets at least; near capacity 10 × mean latency/(1 − ρ) may be more."""
+from harness.settling import SPACING_RULE, WARMUP_RULE
 
 
 class PromptForm(StrEnum):
@@ -91,6 +86,10 @@ class LoadSpec(msgspec.Struct, frozen=True):
     processes: int = 1
     """Processes of this machine that send the load; if several, the run itself sends none."""
 
+    LATER: ClassVar[frozenset[str]] = frozenset(
+        {"process", "burstiness", "levels", "on", "off", "processes"}
+    )
+
 
 class PromptSpec(msgspec.Struct, frozen=True):
     """What requests ask; by default a shared prefix drawn by a Zipf law, then a unique tail."""
@@ -116,6 +115,8 @@ class PromptSpec(msgspec.Struct, frozen=True):
     """Requests of a session. Its user says ``unique_tokens`` in each."""
     think: float = 5.0
     """Mean seconds, exponentially drawn, from the end of an answer to the next turn."""
+
+    LATER: ClassVar[frozenset[str]] = frozenset({"family", "tree", "turns", "think"})
 
     @property
     def shared_share(self) -> float:
@@ -185,11 +186,20 @@ class Scenario(msgspec.Struct, frozen=True):
     timeouts: TimeoutSpec = TimeoutSpec()
     trace: TraceSpec = TraceSpec()
 
+    LATER: ClassVar[frozenset[str]] = frozenset({"trace"})
+
     @property
     def poisson_rate(self) -> float | None:
         """The load's rate if requests see time averages: if they are Poisson at a constant rate."""
         open_loop = self.prompts.family is not PromptFamily.SESSIONS
         return self.load.rate if open_loop and self.load.process is Process.POISSON else None
+
+    @property
+    def every(self) -> float:
+        """Seconds between resets, where no instants are named."""
+        if self.resets.every is not None:
+            return self.resets.every
+        return min(SPACING_RULE, self.load.duration / 4)
 
     @property
     def reset_instants(self) -> tuple[float, ...]:
@@ -201,27 +211,17 @@ class Scenario(msgspec.Struct, frozen=True):
         spec, load = self.resets, self.load
         if spec.at:
             return tuple(load.warmup + instant for instant in sorted(spec.at))
-        every = spec.every
-        if every is None:
-            every = SPACING_RULE if load.duration >= 4 * SPACING_RULE else load.duration / 4
-        count = math.floor(load.duration / every + 1e-9) - 1
-        return tuple(load.warmup + every * k for k in range(1, count + 1))
-
-
-_LATER: Mapping[type[msgspec.Struct], frozenset[str]] = {
-    LoadSpec: frozenset({"process", "burstiness", "levels", "on", "off", "processes"}),
-    PromptSpec: frozenset({"family", "tree", "turns", "think"}),
-    Scenario: frozenset({"trace"}),
-}
-"""Fields that came after digests were first written down."""
+        count = math.floor(load.duration / self.every + 1e-9) - 1
+        return tuple(load.warmup + self.every * k for k in range(1, count + 1))
 
 
 def identity(spec: msgspec.Struct) -> dict[str, Any]:
-    """``spec`` as plain data, without later fields that are at their default.
+    """``spec`` as plain data, without those of its ``LATER`` fields that are at their default.
 
-    Digests are over this, so what does not use a later field keeps the digest it had before.
+    ``LATER`` are the fields that came after digests were first written down. Digests are over this,
+    so what does not use a later field keeps the digest it had before.
     """
-    later = _LATER.get(type(spec), frozenset())
+    later: frozenset[str] = getattr(type(spec), "LATER", frozenset())
     plain: dict[str, Any] = {}
     for field in msgspec.structs.fields(spec):
         value = getattr(spec, field.name)

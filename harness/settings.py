@@ -91,7 +91,7 @@ def read_scenario(file: Path | None, flags: Mapping[str, Any]) -> Scenario:
     Raises:
         UsageError: the file cannot be read, a key is unknown, or a value is out of its range.
     """
-    settings: dict[str, Any] = {} if file is None else read_settings(file)
+    settings: dict[str, Any] = {} if file is None else read_settings(file, "--scenario")
     where = "the options" if file is None else str(file)
     _check_keys(settings, Scenario, where)
     if file is not None:
@@ -133,13 +133,13 @@ def _take_all(settings: dict[str, Any]) -> None:
         settings.setdefault("prompts", {}).setdefault("family", PromptFamily.TRACE)
 
 
-def read_settings(file: Path) -> dict[str, Any]:
-    """The settings in ``file``, with the path of a trace made to count from here.
+def read_settings(file: Path, option: str) -> dict[str, Any]:
+    """The settings in ``file``, which ``option`` named; the path of a trace counts from here.
 
     Raises:
         UsageError: it cannot be read or is not TOML.
     """
-    settings = read_toml(file, "--scenario")
+    settings = read_toml(file, option)
     trace = settings.get("trace")
     if isinstance(trace, dict) and isinstance(trace.get("file"), str):
         trace["file"] = str(file.parent / trace["file"])

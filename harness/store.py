@@ -155,7 +155,8 @@ def read_manifest(path: Path) -> Manifest:
         raw = file.read_bytes()
     except FileNotFoundError:
         raise JournalError(
-            f"{file.parent} is not a run folder: it has no {MANIFEST}. Give the folder of a run."
+            f"{file.parent} is not a run folder: it has no {MANIFEST}. Give the folder of a run; "
+            "report, compare and gate take that of an experiment too."
         ) from None
     except OSError as error:
         raise JournalError(f"cannot read {file}: {error.strerror}.") from None

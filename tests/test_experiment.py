@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import pytest
 
 from harness.design import Design
 from harness.errors import UsageError
-from harness.experiment import ExperimentSpec, beforehand, plan_runs, read_experiment
+from harness.experiment.folder import read_experiment_manifest
+from harness.experiment.plan import ExperimentSpec, beforehand, plan_runs, read_experiment
 from harness.records import ResetMode
-from harness.scenario import Scenario
+from harness.scenario import Scenario, identity
 from harness.settings import read_scenario
+from harness.settling import ProcessorSharing
 
 SCENARIO: Scenario = read_scenario(
     None, {"load.warmup": 5.0, "load.duration": 90.0, "resets.every": 10.0}
@@ -126,3 +129,62 @@ def test_quick_takes_at_most_six_minutes() -> None:
     quick = Path(__file__).parents[1] / "scenarios" / "experiments" / "quick.toml"
     load = sum(run.plan.end for run in plan_runs(read_experiment(quick)))
     assert load <= 300  # leaves a minute for the replica's start, priming and draining
+
+
+SERVICE = "[service]\na = 0.878\nb = 0.199\n"
+
+
+def experiment_file(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "x.toml"
+    file.write_text(text)
+    return file
+
+
+def test_service_gives_each_rate_the_warmup_and_the_spacing_of_the_rules(tmp_path: Path) -> None:
+    text = "rates = [2.0, 4.0]\n[load]\nwarmup = 5.0\nduration = 90.0\n[resets]\nevery = 10.0\n"
+    spec = read_experiment(experiment_file(tmp_path, text + SERVICE))
+    assert spec.service == ProcessorSharing(0.878, 0.199)
+    slow, fast = (
+        next(run.plan for run in plan_runs(spec) if run.plan.scenario.load.rate == rate)
+        for rate in (2.0, 4.0)
+    )
+    # At 2 req/s the rules' least; at 4, T/(1 − ρ) = 1.077/(1 − 0.796)² = 25.9 s.
+    assert slow.scenario.load.warmup == 60
+    assert [reset.scheduled for reset in slow.resets] == [60 + 120 * k for k in range(1, 9)]
+    assert fast.scenario.load.warmup == 130
+    assert [reset.scheduled for reset in fast.resets] == [130 + 259 * k for k in range(1, 9)]
+    assert "at 4 req/s ρ is 0.80 by service: 130 s of warm-up, 2331 s measured" in known(spec)
+    assert not any("the rule asks" in line for line in known(spec))
+
+
+def test_service_shortens_nothing_and_moves_no_named_instant(tmp_path: Path) -> None:
+    text = "[load]\nwarmup = 900.0\nduration = 90.0\n[resets]\nat = [5.0, 7.0]\n"
+    spec = read_experiment(experiment_file(tmp_path, "rates = [4.0]\n" + text + SERVICE))
+    for run in plan_runs(spec):
+        assert run.plan.scenario.load.warmup == 900
+        assert [reset.scheduled for reset in run.plan.resets] == [905, 907]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("rates = [4.0, 6.0]\n", r"rates has 6, and the capacity by service is 1/b = 5.03 req/s"),
+        ('design = "capacity"\nmodes = ["keep"]\n', "finds out its service; leave service out"),
+    ],
+)
+def test_service_is_refused_where_it_cannot_help(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        read_experiment(experiment_file(tmp_path, text + SERVICE))
+
+
+def test_a_service_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="service"):
+        read_experiment(experiment_file(tmp_path, "[service]\na = 0.9\nb = 0\n"))
+
+
+def test_an_experiment_begun_before_services_existed_goes_on() -> None:
+    """Its digest is the one that was written down then."""
+    manifest = read_experiment_manifest(Path(__file__).parents[1] / "results" / "reference")
+    assert (
+        hashlib.sha256(msgspec.json.encode(identity(manifest.spec))).hexdigest() == manifest.digest
+    )

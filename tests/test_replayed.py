@@ -9,13 +9,9 @@ import pytest
 
 from harness.design import Design
 from harness.errors import TargetError, UsageError
-from harness.experiment import (
-    carry_out,
-    plan_runs,
-    read_experiment,
-    recorded_runs,
-    replayed,
-)
+from harness.experiment.folder import recorded_runs
+from harness.experiment.plan import plan_runs, read_experiment, replayed
+from harness.experiment.run import carry_out
 from harness.journals import RunStatus
 from harness.records import AttemptOutcome, ResetMode
 from harness.run import Watcher

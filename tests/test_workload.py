@@ -12,7 +12,7 @@ from scipy import stats
 
 from harness.analysis.gate.baseline import another_plan
 from harness.errors import UsageError
-from harness.experiment import read_experiment
+from harness.experiment.plan import read_experiment
 from harness.gate import read_baseline
 from harness.load.traces import read_trace
 from harness.plan import Plan, make_plan

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.analysis import queueing, reset_doubts
+from harness import settling
+from harness.analysis import reset_doubts
 from harness.analysis.client import ClientHealth
 from harness.analysis.doubt import Doubt, DoubtCode, Severity, at_rho, doubt, void
 from harness.analysis.occupancy import Occupancy
@@ -191,7 +192,7 @@ def _about_the_queue(evidence: Evidence, queue: Occupancy) -> Iterator[Doubt]:
             1.0,
         )
     elif queue.residence is not None:
-        needed = queueing.warmup(queue.residence, rho or 0.0)
+        needed = settling.warmup(queue.residence, rho or 0.0)
         if warmup < needed:
             yield doubt(
                 DoubtCode.WARMUP_SHORT,

@@ -8,6 +8,7 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
+from harness import settling
 from harness.analysis import counters, queueing
 from harness.analysis.in_flight import InFlight
 from harness.analysis.period import Period
@@ -59,8 +60,8 @@ def measure(
     gauges = counters.total(journals.server, RUNNING_AND_WAITING)
     scrapes, gauge = (gauges.times, gauges.values) if gauges else ((), ())
     little = queueing.littles_law(sent, finished, window, scrapes, gauge)
-    law = queueing.fit(sent, finished, quiet(period, effects)) if len(frame) else None
-    rho = law.utilisation(journals.manifest.plan.scenario.load.rate) if law else None
+    fit = queueing.fit(sent, finished, quiet(period, effects)) if len(frame) else None
+    rho = fit.law.utilisation(journals.manifest.plan.scenario.load.rate) if fit else None
     residence = None if math.isnan(little.latency) else little.latency
     levels, _ = in_flight.segments(*window)
     before, first = _before_resets(period, effects)
@@ -110,7 +111,7 @@ def _drift(
     levels, held = in_flight.segments(before[0], after[1])
     mean = float(levels @ held) / held.sum()
     variance = float((levels - mean) ** 2 @ held) / held.sum()
-    memory = queueing.relaxation(residence, 0.5 if rho is None else rho)
+    memory = settling.relaxation(residence, 0.5 if rho is None else rho)
     spans = 1 / (before[1] - before[0]) + 1 / (after[1] - after[0])
     error = math.sqrt(2 * variance * memory * spans)
     if not 0 < error < math.inf:

@@ -1,12 +1,4 @@
-"""What a run's own queue says: service law, utilisation, Little's law, Poisson arrivals.
-
-The service law is processor sharing with a fixed cost: while n requests are in flight each
-progresses at 1/(a + b·n), so departures occur at rate n/(a + b·n). With Poisson arrivals of rate λ
-the number in flight is a birth-death chain whose stationary law is negative binomial with
-parameters a/b + 1 and λb, whatever the law of the work per request (processor sharing is
-insensitive to it). Hence utilisation ρ = λb, mean latency (a + b)/(1 − λb), and
-P₀ = (1 − λb)^(a/b + 1).
-"""
+"""What a run's own queue says: service law, Little's law, Poisson arrivals."""
 
 from __future__ import annotations
 
@@ -19,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, stats
 
 from harness.analysis.in_flight import Floats, InFlight
+from harness.settling import ProcessorSharing
 
 MIN_DEPARTURES = 50
 """Fewer departures than this do not fix two parameters."""
@@ -28,57 +21,17 @@ Window = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class ProcessorSharing:
-    """Service law: with n in flight, each request takes (a + b·n) seconds per unit of its work."""
+class Fit:
+    """A service law as a run shows it."""
 
-    a: float
-    """Seconds a request takes for itself, however many share the server."""
-    b: float
-    """Seconds each request in flight adds to every other's: 1/b is the capacity."""
+    law: ProcessorSharing
     b_interval: tuple[float, float]
     """95 % profile-likelihood interval of ``b``; wide where work varies little."""
     departures: int
     """How many departures the law was fitted to."""
 
-    @property
-    def capacity(self) -> float:
-        """Highest rate the server sustains, requests a second."""
-        return 1 / self.b
 
-    def utilisation(self, rate: float) -> float:
-        """ρ = λb at ``rate`` requests a second."""
-        return rate * self.b
-
-    def latency(self, rate: float) -> float:
-        """Mean latency in seconds at ``rate``; infinite at and above capacity."""
-        rho = self.utilisation(rate)
-        return (self.a + self.b) / (1 - rho) if rho < 1 else math.inf
-
-    def in_flight(self, rate: float) -> float:
-        """Mean number in flight at ``rate``; infinite at and above capacity."""
-        return rate * self.latency(rate)
-
-    def in_flight_probability(self, rate: float, n: ArrayLike) -> Floats:
-        """P(N = n) at ``rate``: the negative binomial law; zero everywhere at ρ ≥ 1."""
-        counts = np.asarray(n, np.int64)
-        rho = self.utilisation(rate)
-        if rho >= 1:
-            return np.zeros(counts.shape)
-        return np.asarray(stats.nbinom.pmf(counts, self.a / self.b + 1, 1 - rho))
-
-    def idle_probability(self, rate: float) -> float:
-        """P₀ = (1 − λb)^(a/b + 1): the share of time with nothing in flight."""
-        rho = self.utilisation(rate)
-        return (1 - rho) ** (self.a / self.b + 1) if rho < 1 else 0.0
-
-    def idle_starts(self, rate: float) -> float:
-        """Idle windows that begin a second, λ·P₀."""
-        return rate * self.idle_probability(rate)
-
-
-def fit(
-    sent: ArrayLike, finished: ArrayLike, windows: Sequence[Window] = ()
-) -> ProcessorSharing | None:
+def fit(sent: ArrayLike, finished: ArrayLike, windows: Sequence[Window] = ()) -> Fit | None:
     """Service law of largest likelihood, or None where the run cannot tell.
 
     With T(n) the time spent at level n and D(n) the departures from it, the likelihood is
@@ -141,7 +94,7 @@ class _Levels:
         inside = float(found.x)
         return inside if self.deviance(inside, b) < self.deviance(0.0, b) else 0.0
 
-    def fit(self) -> ProcessorSharing | None:
+    def fit(self) -> Fit | None:
         """Least deviance, and the interval of b in which it rises by less than 3.84."""
 
         def profile(b: float) -> float:  # the best a taken for each b
@@ -158,23 +111,8 @@ class _Levels:
             return None
         low = float(optimize.brentq(lambda at: profile(at) - limit, nothing, b))
         high = float(optimize.brentq(lambda at: profile(at) - limit, b, ceiling))
-        return ProcessorSharing(self.best_a(b), b, (low, high), int(self.departures.sum()))
-
-
-WARMUP_SECONDS = 60.0
-"""A replica that answers at once still warms up this long."""
-RESET_SPACING_SECONDS = 120.0
-"""Resets closer than this disturb each other whatever the load."""
-
-
-def relaxation(latency: float, utilisation: float) -> float:
-    """Seconds a queue takes to forget its state, mean latency/(1 − ρ); infinite at ρ ≥ 1."""
-    return latency / (1 - utilisation) if utilisation < 1 else math.inf
-
-
-def warmup(latency: float, utilisation: float) -> float:
-    """Seconds of load before measuring: max(60 s, 5 × relaxation)."""
-    return max(WARMUP_SECONDS, 5 * relaxation(latency, utilisation))
+        law = ProcessorSharing(self.best_a(b), b)
+        return Fit(law, (low, high), int(self.departures.sum()))
 
 
 def mser(values: ArrayLike) -> int | None:
@@ -192,11 +130,6 @@ def mser(values: ArrayLike) -> int | None:
     sums, squares = (np.cumsum(part[::-1])[::-1] for part in (batches, batches**2))
     error = (squares - sums**2 / left) / left**2
     return 5 * int(np.argmin(error[: len(batches) // 2]))
-
-
-def reset_spacing(latency: float, utilisation: float) -> float:
-    """Seconds between resets: max(120 s, 10 × relaxation)."""
-    return max(RESET_SPACING_SECONDS, 10 * relaxation(latency, utilisation))
 
 
 @dataclass(frozen=True)

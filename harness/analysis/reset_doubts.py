@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from harness.analysis import queueing
+from harness import settling
 from harness.analysis.doubt import Doubt, DoubtCode, at_rho, doubt
 from harness.analysis.occupancy import Occupancy
 from harness.analysis.resets import SettledReset, Verification
@@ -107,7 +107,7 @@ def _about_spacing(plan: Plan, queue: Occupancy | None) -> Iterator[Doubt]:
         return
     spacing = min(b - a for a, b in pairwise(planned))
     rho = queue.utilisation
-    needed = queueing.reset_spacing(queue.residence, rho or 0.0)
+    needed = settling.spacing(queue.residence, rho or 0.0)
     if spacing < needed:
         yield doubt(
             DoubtCode.SPACING_SHORT,

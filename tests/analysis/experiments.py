@@ -9,7 +9,8 @@ import msgspec
 from harness.analysis.experiment.findings import Findings, find
 from harness.analysis.experiment.recorded import Recorded
 from harness.design import Design
-from harness.experiment import ExperimentManifest, ExperimentSpec, plan_runs
+from harness.experiment.folder import ExperimentManifest
+from harness.experiment.plan import ExperimentSpec, plan_runs
 from harness.journals import SCHEMA_VERSION, Journals
 from harness.records import ResetMode
 from harness.scenario import Scenario

@@ -13,6 +13,7 @@ from harness.analysis.experiment.excess import Stays
 from harness.analysis.experiment.pairs import Run, pairs
 from harness.analysis.resets import settle
 from harness.records import ResetMode
+from harness.settling import ProcessorSharing
 from tests.analysis.simulation import scenario, simulate
 
 
@@ -45,7 +46,7 @@ def test_preemptions_a_reset_are_what_is_in_flight(
 
 
 def test_idle_windows_follow_the_fit_or_break_it() -> None:
-    law = queueing.ProcessorSharing(0.878, 0.199, (0.18, 0.22), 3000)
+    law = ProcessorSharing(0.878, 0.199)
     expected = law.idle_starts(3.0) * 3600
     for seen, passed in ((round(expected), True), (round(2 * expected), False), (0, False)):
         assert checks.idle_starts(law, 3.0, seen, 3600.0).passed is passed

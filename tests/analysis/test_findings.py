@@ -13,7 +13,7 @@ from harness.analysis.experiment.contrast import Recovery
 from harness.analysis.experiment.findings import Findings, design_of, find
 from harness.analysis.experiment.recorded import Recorded
 from harness.design import Design
-from harness.experiment import plan_runs, replayed
+from harness.experiment.plan import plan_runs, replayed
 from harness.journals import Journals, RequestTable, RunStatus
 from harness.records import Outcome, ResetMode
 from tests.analysis.experiments import findings, simulated, spec

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.experiment import plan_runs, read_experiment
+from harness.experiment.plan import plan_runs, read_experiment
 from harness.journals import RunStatus
 from harness.store import read_manifest, read_run
 

@@ -79,7 +79,7 @@ def _throughput(run: Recorded) -> Throughput:
     sent, finished = (frame[name].to_numpy(np.float64) for name in ("sent", "finished"))
     came = int(np.sum((sent >= middle) & (sent < end)))
     went = int(np.sum((finished >= middle) & (finished < end)))
-    law = queueing.fit(sent, finished, [(period.start, end)]) if len(frame) else None
+    fit = queueing.fit(sent, finished, [(period.start, end)]) if len(frame) else None
     # In flight grew by more than three standard deviations of a stationary count, and by a tenth
     # of what came in.
     grown = came - went
@@ -94,7 +94,7 @@ def _throughput(run: Recorded) -> Throughput:
         in_flight=(int(levels[0]), int(levels[1])),
         cached_share=run.summary.volume.cached_share,
         saturated=grown > 3 * math.sqrt(max(float(levels[0]), 1.0)) and grown > 0.1 * came,
-        predicted=law.capacity if law else None,
+        predicted=fit.law.capacity if fit else None,
     )
 
 

@@ -9,13 +9,14 @@ import numpy as np
 import scipy.stats
 from numpy.typing import ArrayLike
 
-from harness.analysis import queueing
+from harness import settling
 from harness.analysis.experiment.contrast import SHORT_HORIZON
 from harness.analysis.experiment.pairs import Run
 from harness.analysis.experiment.stats import trend
 from harness.analysis.in_flight import Floats
-from harness.analysis.queueing import LittlesLaw, PoissonCheck, ProcessorSharing
+from harness.analysis.queueing import LittlesLaw, PoissonCheck
 from harness.records import ResetMode
+from harness.settling import ProcessorSharing
 
 GAUGE_GAP = 0.1
 """Share by which the server's gauges may differ from the journal's count."""
@@ -157,7 +158,7 @@ def warmup(
         utilisation: ρ, or None if unknown.
         advised: seconds that MSER on the TTFT would have cut, or None; it decides nothing.
     """
-    needed = None if utilisation is None else queueing.warmup(latency, utilisation)
+    needed = None if utilisation is None else settling.warmup(latency, utilisation)
     return Check(
         "warm-up",
         None if needed is None else planned >= needed,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from harness.analysis import queueing
+from harness import settling
 from harness.analysis.experiment import (
     aligned,
     audit,
@@ -32,7 +32,6 @@ from harness.analysis.experiment.ttft import TtftExcess
 from harness.design import Design
 from harness.journals import RunStatus
 from harness.records import ResetMode
-from harness.scenario import SPACING_RULE
 
 
 class RunLine(msgspec.Struct, frozen=True):
@@ -178,8 +177,8 @@ def _last_exits(queue: Queue, curves: Sequence[AlignedCurve]) -> tuple[LastExit,
 def _wipe_load(matchup: Matchup, queue: Queue, prices: Sequence[Price]) -> WipeLoad | None:
     if matchup.spacing is None or queue.latency is None or matchup.design is Design.CAPACITY:
         return None
-    rule = queueing.reset_spacing(queue.latency, queue.utilisation or 0.0)
-    if matchup.spacing >= max(rule, SPACING_RULE):
+    rule = settling.spacing(queue.latency, queue.utilisation or 0.0)
+    if matchup.spacing >= rule:
         return None
     each = [price.total.estimate for price in prices]
     known = [one for one in each if one is not None]

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from harness import settling
 from harness.analysis import idle, queueing
 from harness.analysis.cohorts import effect
 from harness.analysis.experiment.recorded import Recorded
 from harness.analysis.occupancy import quiet
 from harness.analysis.period import Period
-from harness.analysis.queueing import ProcessorSharing, Window
+from harness.analysis.queueing import Fit, Window
+from harness.settling import ProcessorSharing
 
 OTHER_RATES = (0.5, 0.75, 1.25, 1.5)
 """Shares of the measured rate at which the fit is asked what it predicts."""
@@ -74,10 +76,10 @@ def measure(runs: Sequence[Recorded]) -> Queue:
         float(run.in_flight.integral(start, end)) for run in runs for start, end in spans[run.name]
     )
     level = area / seconds if seconds else None
-    law = _fit(runs, spans)
+    fit = _fit(runs, spans)
     latency = level / rate if level is not None else None
-    rho = law.utilisation(rate) if law else None
-    relaxation = queueing.relaxation(latency, rho or 0.0) if latency is not None else None
+    rho = fit.law.utilisation(rate) if fit else None
+    relaxation = settling.relaxation(latency, rho or 0.0) if latency is not None else None
     plans = {run.summary.plan_digest: run for run in reversed(runs)}
     alone = [
         idle.measure(run.in_flight, Period(start, end), rate)
@@ -89,7 +91,7 @@ def measure(runs: Sequence[Recorded]) -> Queue:
         latency=latency,
         utilisation=rho,
         relaxation=relaxation if relaxation != float("inf") else None,
-        law=_described(law, rate) if law else None,
+        law=_described(fit, rate) if fit else None,
         idle_windows=sum(one.count for one in alone),
         idle_seconds=sum(end - start for run in plans.values() for start, end in spans[run.name]),
     )
@@ -97,8 +99,7 @@ def measure(runs: Sequence[Recorded]) -> Queue:
 
 def law_of(queue: Queue) -> ProcessorSharing | None:
     """The fitted law of ``queue`` as ``queueing`` takes it."""
-    law = queue.law
-    return ProcessorSharing(law.a, law.b, (law.b_low, law.b_high), law.departures) if law else None
+    return ProcessorSharing(queue.law.a, queue.law.b) if queue.law else None
 
 
 def _spans(run: Recorded) -> list[Window]:
@@ -110,7 +111,7 @@ def _spans(run: Recorded) -> list[Window]:
     return [(start, end) for start, end in quiet(period, effects) if end > start]
 
 
-def _fit(runs: Sequence[Recorded], spans: dict[str, list[Window]]) -> ProcessorSharing | None:
+def _fit(runs: Sequence[Recorded], spans: dict[str, list[Window]]) -> Fit | None:
     """One law for all runs: they are laid one behind the other on one axis of time."""
     sent, finished, windows = [], [], []
     offset = 0.0
@@ -126,14 +127,15 @@ def _fit(runs: Sequence[Recorded], spans: dict[str, list[Window]]) -> ProcessorS
     return queueing.fit(np.concatenate(sent), np.concatenate(finished), windows)
 
 
-def _described(law: ProcessorSharing, rate: float) -> ServiceLaw:
+def _described(fit: Fit, rate: float) -> ServiceLaw:
+    law = fit.law
     others = [rate * share for share in OTHER_RATES]
     return ServiceLaw(
         a=law.a,
         b=law.b,
-        b_low=law.b_interval[0],
-        b_high=law.b_interval[1],
-        departures=law.departures,
+        b_low=fit.b_interval[0],
+        b_high=fit.b_interval[1],
+        departures=fit.departures,
         capacity=law.capacity,
         predictions=tuple(
             Prediction(
