@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.analysis.experiment.rate import RateFindings
-from harness.report.tables import signed
+from harness.report.tables import interval, signed
 from harness.report.text import figures
 
 
@@ -33,8 +33,9 @@ def notes(rate: RateFindings) -> Iterator[str]:
         idle = rate.at_idle
         yield (
             f"At idle instants, over {idle.horizon:g} s: default {signed(idle.default)}, keep "
-            f"{signed(idle.keep)} request-seconds a reset; they met "
-            f"{signed(idle.default_in_flight)} and {signed(idle.keep_in_flight)} in flight."
+            f"{signed(idle.keep)} request-seconds a reset, the difference "
+            f"{interval(idle.difference)}; they met {signed(idle.default_in_flight)} and "
+            f"{signed(idle.keep_in_flight)} in flight."
         )
     exits = [f"{one.mode} {_exit(one.seconds)}" for one in rate.last_exits]
     if exits:

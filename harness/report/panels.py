@@ -77,7 +77,7 @@ def carrying(rate: RateFindings) -> Iterator[Panel]:
             f"{name}-idle",
             "Default at idle, and keep at the same instants",
             f"Request-seconds a reset over {idle.horizon:g} s. They wipe the same idle replica, so "
-            "they must agree.",
+            "they must agree: the 95 % interval of their difference must hold zero.",
         )
     for quantity in (Quantity.IN_FLIGHT, Quantity.TTFT, Quantity.CACHED):
         yield from _curves(rate, quantity)
@@ -159,7 +159,8 @@ def _draw_at_idle(axis: Axes, found: AtIdle) -> None:
         ((ResetMode.KEEP, found.keep), (ResetMode.DEFAULT, found.default))
     ):
         axis.barh(row, value or 0.0, 0.4, color=colour(mode), alpha=0.6)
-    _categories(axis, ["keep", "default"])
+    _interval(axis, 2, found.difference, INK)
+    _categories(axis, ["keep", "default", "default − keep"])
     axis.set_xlabel("request-seconds")
 
 

@@ -258,6 +258,11 @@ def test_default_and_keep_agree_at_idle_instants() -> None:
     assert idle.default == pytest.approx(idle.keep, abs=1e-6)
     assert idle.default_in_flight == idle.keep_in_flight == 0
     assert "default cleared" in found.verdict
+    load, lines = found.rates[0].wipe_load, found.rates[0].runs
+    assert load.spacing == LONG["every"]
+    wiped = [line.in_flight for line in lines if line.modes != (NONE,)]
+    controls = [line.in_flight for line in lines if line.modes == (NONE,)]
+    assert load.added == pytest.approx(np.mean(wiped) - np.mean(controls))
 
 
 def test_capacity_lies_between_what_was_kept_up_with_and_what_was_not() -> None:

@@ -44,9 +44,11 @@ class Matchup:
 
     @cached_property
     def spacing(self) -> float | None:
-        """Least time between two planned resets of one run."""
+        """Least time between two planned resets of one run; a replay's are not planned."""
         planned = [
-            [r.scheduled for r in run.journals.manifest.plan.resets] for run in self.recorded
+            [reset.scheduled for reset in run.journals.manifest.plan.resets]
+            for run in self.recorded
+            if not (self.design is Design.AT_IDLE and run.planned_modes == {ResetMode.KEEP})
         ]
         gaps = [b - a for instants in planned for a, b in pairwise(instants)]
         return min(gaps, default=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 
 import msgspec
 
@@ -184,8 +185,21 @@ def _wipe_load(matchup: Matchup, queue: Queue, prices: Sequence[Price]) -> WipeL
     known = [one for one in each if one is not None]
     wipes = len(known) + (matchup.control is ResetMode.SHAM)
     added = sum(known) / wipes / matchup.spacing if known else None
+    if matchup.design is Design.AT_IDLE and matchup.control is not None:
+        added = _above_control(matchup.recorded)
     share = added / queue.in_flight if added is not None and queue.in_flight else None
     return WipeLoad(matchup.spacing, rule, added, share)
+
+
+def _above_control(recorded: Sequence[Recorded]) -> float | None:
+    """Mean in flight of the runs with resets beyond that of the controls, requests."""
+    levels: dict[bool, list[float]] = {True: [], False: []}
+    for run in recorded:
+        if run.summary.occupancy is not None:
+            levels[run.planned_modes == {ResetMode.NONE}].append(run.summary.occupancy.mean)
+    if not (levels[True] and levels[False]):
+        return None
+    return fmean(levels[False]) - fmean(levels[True])
 
 
 def _unsaid(matchup: Matchup) -> Iterable[str]:

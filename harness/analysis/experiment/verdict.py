@@ -217,7 +217,8 @@ def _at_idle(one: RateFindings) -> str:
 def _agreement(found: AtIdle) -> str:
     if found.agree is None:
         return f"should agree: {CANNOT_TELL} ({found.difference.reason})"
-    return "agree, as they must" if found.agree else "differ, so do not trust this measurement"
+    told = "agree, as they must" if found.agree else "differ, so do not trust this measurement"
+    return f"{told} (default − keep, {_interval(found.difference)})"
 
 
 def _capacity(bracket: Bracket) -> str:
