@@ -47,8 +47,11 @@ class Bracket(msgspec.Struct, frozen=True):
     """The highest rate that was kept up with; None if none was."""
     fell_behind: float | None
     """The lowest rate that was not kept up with; None if all were."""
+    ended: float | None
+    """The most that ended a second where not all did: capacity is at least that."""
     predicted: float | None
-    """By the law fitted to the highest rate that was kept up with; extrapolated, not measured."""
+    """By the law fitted to the highest rate that was kept up with; extrapolated, not measured, and
+    None where what was measured contradicts it."""
     cached_share: float | None
     """Mean over its runs."""
 
@@ -102,11 +105,15 @@ def _bracket(mode: ResetMode, runs: Sequence[Throughput]) -> Bracket:
     kept = [run for run in runs if not run.saturated and run.sent]
     full = [run.sent for run in runs if run.saturated]
     best = max(kept, key=lambda run: run.sent, default=None)
+    behind = min(full, default=None)
+    law = best.predicted if best else None
+    refuted = best and law and not best.sent < law < (behind or math.inf)
     shares = [run.cached_share for run in runs if run.cached_share is not None]
     return Bracket(
         mode=mode,
         kept_up=best.sent if best else None,
-        fell_behind=min(full, default=None),
-        predicted=best.predicted if best else None,
+        fell_behind=behind,
+        ended=max((run.ended for run in runs if run.saturated), default=None),
+        predicted=None if refuted else law,
         cached_share=float(np.mean(shares)) if shares else None,
     )

@@ -224,7 +224,9 @@ def _agreement(found: AtIdle) -> str:
 def _capacity(bracket: Bracket) -> str:
     state = "Warm" if bracket.mode is ResetMode.NONE else f"Kept cold by {bracket.mode} resets"
     kept = f"keeps up with {bracket.kept_up:.1f} req/s" if bracket.kept_up else "never keeps up"
-    behind = f", not with {bracket.fell_behind:.1f}" if bracket.fell_behind else ""
+    behind = ""
+    if bracket.fell_behind:
+        behind = f", not with {bracket.fell_behind:.1f}; at most {bracket.ended:.1f} ended a second"
     more = f" (the fit predicts a capacity of {bracket.predicted:.1f})" if bracket.predicted else ""
     return f"{state}: {kept}{behind}{more}."
 
