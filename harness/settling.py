@@ -24,9 +24,9 @@ SPACING_RULE = 120.0
 class ProcessorSharing(msgspec.Struct, frozen=True):
     """Service law: with n in flight, each request takes (a + b·n) seconds per unit of its work."""
 
-    a: Annotated[float, msgspec.Meta(ge=0)]
+    a: Annotated[float, msgspec.Meta(ge=0, le=86_400)]
     """Seconds a request takes for itself, however many share the server."""
-    b: Annotated[float, msgspec.Meta(gt=0)]
+    b: Annotated[float, msgspec.Meta(gt=0, le=86_400)]
     """Seconds each request in flight adds to every other's: 1/b is the capacity."""
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from pathlib import Path
 
@@ -11,10 +10,10 @@ import pytest
 
 from harness.design import Design
 from harness.errors import UsageError
-from harness.experiment.folder import read_experiment_manifest
+from harness.experiment.folder import digest, read_experiment_manifest
 from harness.experiment.plan import ExperimentSpec, beforehand, plan_runs, read_experiment
 from harness.records import ResetMode
-from harness.scenario import Scenario, identity
+from harness.scenario import Scenario
 from harness.settings import read_scenario
 from harness.settling import ProcessorSharing
 
@@ -177,14 +176,19 @@ def test_service_is_refused_where_it_cannot_help(tmp_path: Path, text: str, says
         read_experiment(experiment_file(tmp_path, text + SERVICE))
 
 
+def test_a_rate_just_below_capacity_is_refused_before_it_is_planned(tmp_path: Path) -> None:
+    rates = "rates = [5.0251]\n"  # ρ 0.999995: the rules ask for a warm-up of thousands of years
+    with pytest.raises(UsageError, match=r"5\.0251 req/s ρ is 1\.00 by service.*Lower the rate"):
+        read_experiment(experiment_file(tmp_path, rates + SERVICE))
+
+
 def test_a_service_that_is_none_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="service"):
-        read_experiment(experiment_file(tmp_path, "[service]\na = 0.9\nb = 0\n"))
+    for a, b in (("0.9", "0"), ("inf", "0.1"), ("-1", "0.1"), ("0.9", "inf")):
+        with pytest.raises(UsageError, match="service"):
+            read_experiment(experiment_file(tmp_path, f"[service]\na = {a}\nb = {b}\n"))
 
 
 def test_an_experiment_begun_before_services_existed_goes_on() -> None:
     """Its digest is the one that was written down then."""
     manifest = read_experiment_manifest(Path(__file__).parents[1] / "results" / "reference")
-    assert (
-        hashlib.sha256(msgspec.json.encode(identity(manifest.spec))).hexdigest() == manifest.digest
-    )
+    assert digest(manifest.spec) == manifest.digest

@@ -30,20 +30,25 @@ class ExperimentManifest(msgspec.Struct, frozen=True):
     """Names of the runs, in their order."""
 
 
+def digest(spec: ExperimentSpec) -> str:
+    """What tells one specification from another: SHA-256, in hexadecimal."""
+    return hashlib.sha256(msgspec.json.encode(identity(spec))).hexdigest()
+
+
 def claim(spec: ExperimentSpec, planned: tuple[PlannedRun, ...], out: Path) -> None:
     """Make ``out`` the folder of ``spec``, or check that it is."""
-    digest = hashlib.sha256(msgspec.json.encode(identity(spec))).hexdigest()
+    own = digest(spec)
     file = out / EXPERIMENT
     if file.exists():
         found = read_experiment_manifest(out)
-        if found.digest != digest:
+        if found.digest != own:
             raise UsageError(
                 f"{out} was begun with other settings of {found.spec.name!r}; runs of two "
                 "settings are not mixed. Give another --out, or restore the scenario."
             )
         return
     manifest = ExperimentManifest(
-        SCHEMA_VERSION, harness.__version__, spec, digest, tuple(run.name for run in planned)
+        SCHEMA_VERSION, harness.__version__, spec, own, tuple(run.name for run in planned)
     )
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -92,6 +92,14 @@ def _check_service(spec: ExperimentSpec, law: ProcessorSharing, file: Path) -> N
             f"{law.capacity:.2f} req/s; no warm-up is long enough there. Lower the rates, or leave "
             "service out and give warmup and every yourself."
         )
+    for rate in spec.rates:  # before planning: just below capacity the rules ask for years of load
+        try:
+            check(_loaded(spec, rate, spec.seeds[0]))
+        except UsageError as error:
+            raise UsageError(
+                f"{file}: at {rate:g} req/s ρ is {law.utilisation(rate):.2f} by service, and with "
+                f"what the rules ask there: {error} Lower the rate, or leave service out."
+            ) from None
 
 
 def plan_runs(spec: ExperimentSpec) -> tuple[PlannedRun, ...]:
@@ -107,9 +115,7 @@ def plan_runs(spec: ExperimentSpec) -> tuple[PlannedRun, ...]:
 def _block(spec: ExperimentSpec, rate: float, seed: int) -> Iterator[PlannedRun]:
     """The runs of one rate and seed: all have the same arrivals and prompts."""
     replace = msgspec.structs.replace
-    scenario = replace(spec.scenario, seed=seed, load=replace(spec.scenario.load, rate=rate))
-    if spec.service is not None:
-        scenario = settled(scenario, spec.service)
+    scenario = _loaded(spec, rate, seed)
     if spec.design is Design.CROSSOVER:
         for turn in range(len(spec.modes)):
             resets = replace(scenario.resets, modes=spec.modes, turn=turn)
@@ -131,6 +137,13 @@ def _block(spec: ExperimentSpec, rate: float, seed: int) -> Iterator[PlannedRun]
         else:
             resets = replace(scenario.resets, mode=mode)
             yield PlannedRun(name, make_plan(replace(scenario, resets=resets)))
+
+
+def _loaded(spec: ExperimentSpec, rate: float, seed: int) -> Scenario:
+    """The scenario of ``spec`` at one rate and seed, no mode dealt yet."""
+    replace = msgspec.structs.replace
+    scenario = replace(spec.scenario, seed=seed, load=replace(spec.scenario.load, rate=rate))
+    return scenario if spec.service is None else settled(scenario, spec.service)
 
 
 def settled(scenario: Scenario, law: ProcessorSharing) -> Scenario:

@@ -103,17 +103,18 @@ def _throughput(run: Recorded) -> Throughput:
 
 def _bracket(mode: ResetMode, runs: Sequence[Throughput]) -> Bracket:
     kept = [run for run in runs if not run.saturated and run.sent]
-    full = [run.sent for run in runs if run.saturated]
+    full = [run for run in runs if run.saturated]
     best = max(kept, key=lambda run: run.sent, default=None)
-    behind = min(full, default=None)
+    behind = min((run.sent for run in full), default=None)
     law = best.predicted if best else None
-    refuted = best and law and not best.sent < law < (behind or math.inf)
+    if best and law and not best.sent < law < (behind or math.inf):
+        law = None
     shares = [run.cached_share for run in runs if run.cached_share is not None]
     return Bracket(
         mode=mode,
         kept_up=best.sent if best else None,
         fell_behind=behind,
-        ended=max((run.ended for run in runs if run.saturated), default=None),
-        predicted=None if refuted else law,
+        ended=max((run.ended for run in full), default=None),
+        predicted=law,
         cached_share=float(np.mean(shares)) if shares else None,
     )
