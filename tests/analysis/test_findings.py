@@ -16,6 +16,7 @@ from harness.design import Design
 from harness.experiment.plan import plan_runs, replayed
 from harness.journals import Journals, RequestTable, RunStatus
 from harness.records import Outcome, ResetMode
+from tests.analysis import simulation
 from tests.analysis.experiments import findings, simulated, spec
 from tests.analysis.simulation import journals, request, scenario, simulate, wipe
 
@@ -279,6 +280,23 @@ def test_capacity_lies_between_what_was_kept_up_with_and_what_was_not() -> None:
         assert law is None or bracket.kept_up < law < bracket.fell_behind
     assert cold.cached_share < 0.4 < 0.9 < hot.cached_share
     assert "Warm: keeps up with" in found.verdict
+
+
+def test_a_prediction_that_a_measurement_refutes_is_not_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = spec(Design.CAPACITY, (), rates=(5.0, 9.0), warmup=10.0, duration=150.0)
+    runs = simulated(plan)
+    (warm,) = of(runs, Design.CAPACITY).capacity.brackets
+    assert (warm.fell_behind, warm.predicted) == (None, pytest.approx(12.4, rel=0.2))
+    assert "predicts" in of(runs, Design.CAPACITY).verdict
+    _, fast = runs
+    monkeypatch.setattr(simulation, "B", 2 * simulation.B)  # something else keeps the machine busy
+    runs[fast] = simulated(plan)[fast]
+    found = of(runs, Design.CAPACITY)
+    (warm,) = found.capacity.brackets
+    assert (warm.fell_behind, warm.predicted) == (pytest.approx(9.0, rel=0.1), None)
+    assert "predicts" not in found.verdict
 
 
 def test_more_resets_are_asked_for_where_precision_is_short() -> None:
