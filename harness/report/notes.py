@@ -46,8 +46,8 @@ def notes(rate: RateFindings) -> Iterator[str]:
     for need in rate.needs:
         if need.further:
             yield (
-                f"{need.first} − {need.second} ({need.figure}) to ± {figures(need.wanted)} "
-                f"request-seconds: about {need.further:,} more {need.unit}."
+                f"{need.first} − {need.second} ({need.figure}), further {need.unit} for "
+                f"± {figures(need.wanted)} request-seconds: about {need.further:,}."
             )
     for check in rate.checks:
         if check.passed is False:

@@ -215,6 +215,17 @@ def test_the_report_tells_what_wipes_closer_than_the_rule_add(crossover: Finding
     assert load.added == pytest.approx(expected)
 
 
+def test_wipes_are_expected_to_meet_what_was_there_before_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(simulation, "COLD", 1.0)  # so that wipes pile requests up
+    (rate,) = findings(spec(rates=(7.0,))).rates
+    (check,) = (one for one in rate.checks if one.name == "preemptions per reset")
+    assert check.expected == pytest.approx(rate.queue.in_flight)
+    assert check.expected < 0.8 * np.mean([line.in_flight for line in rate.runs])
+    assert check.passed
+
+
 def test_checks_pass_on_a_replica_that_shares_its_processor(crossover: Findings) -> None:
     (rate,) = crossover.rates
     passed = {check.name: check.passed for check in rate.checks}

@@ -12,7 +12,7 @@ from harness.analysis.experiment import checks
 from harness.analysis.experiment.checks import Check
 from harness.analysis.experiment.pairs import Run
 from harness.analysis.experiment.recorded import Recorded
-from harness.analysis.experiment.service import Queue, law_of
+from harness.analysis.experiment.service import Queue, law_of, undisturbed
 from harness.analysis.occupancy import RUNNING_AND_WAITING
 from harness.analysis.queueing import PoissonCheck
 from harness.records import ResetMode
@@ -105,7 +105,10 @@ def _poisson_of(run: Recorded) -> PoissonCheck | None:
 
 
 def _preemptions(runs: Sequence[Recorded], rate: float) -> Check:
-    """Against λT of the runs in which the resets were made, all of their time."""
+    """Against λT of the runs in which the resets were made, where no wipe was fresh.
+
+    Not of all their time: a wipe piles requests up after it, but it met those from before it.
+    """
     own = [run for run in runs if ResetMode.PREEMPT in run.planned_modes]
     counts = [
         np.nan if record.preemptions is None else float(record.preemptions)
@@ -113,8 +116,8 @@ def _preemptions(runs: Sequence[Recorded], rate: float) -> Check:
         for record in (reset.record for reset in run.resets)
         if record.mode is ResetMode.PREEMPT and record.cleared_at is not None
     ]
-    levels = [run.summary.occupancy.mean for run in own if run.summary.occupancy is not None]
-    if not levels:
+    level = undisturbed(own)
+    if level is None:
         none = checks.preemptions([], rate, 0.0)
         return msgspec.structs.replace(none, expected=None)
-    return checks.preemptions(counts, rate, float(np.mean(levels)) / rate)
+    return checks.preemptions(counts, rate, level / rate)

@@ -89,8 +89,8 @@ def preemptions(counts: ArrayLike, rate: float, latency: float) -> Check:
         observed=float(known.mean()) if len(known) else None,
         expected=expected,
         unit="requests",
-        note="Resets at planned instants find what is in flight on average, λ·T. Fewer means that "
-        "requests were waiting, or that the counter had not shown all of them.",
+        note="Resets at planned instants find what is in flight where no wipe is fresh, λ·T. Fewer "
+        "means that requests were waiting, or that the counter had not shown all of them.",
     )
 
 

@@ -69,13 +69,8 @@ class Queue(msgspec.Struct, frozen=True):
 
 def measure(runs: Sequence[Recorded]) -> Queue:
     """The undisturbed queue of ``runs``, which have one rate, pooled."""
-    rate = runs[0].rate
+    rate, level = runs[0].rate, undisturbed(runs)
     spans = {run.name: _spans(run) for run in runs}
-    seconds = sum(end - start for each in spans.values() for start, end in each)
-    area = sum(
-        float(run.in_flight.integral(start, end)) for run in runs for start, end in spans[run.name]
-    )
-    level = area / seconds if seconds else None
     fit = _fit(runs, spans)
     latency = level / rate if level is not None else None
     rho = fit.law.utilisation(rate) if fit else None
@@ -95,6 +90,14 @@ def measure(runs: Sequence[Recorded]) -> Queue:
         idle_windows=sum(one.count for one in alone),
         idle_seconds=sum(end - start for run in plans.values() for start, end in spans[run.name]),
     )
+
+
+def undisturbed(runs: Sequence[Recorded]) -> float | None:
+    """L where no wipe was fresh: time average of the requests in flight; None without such time."""
+    spans = [(run.in_flight, span) for run in runs for span in _spans(run)]
+    seconds = sum(end - start for _, (start, end) in spans)
+    area = sum(float(count.integral(*span)) for count, span in spans)
+    return area / seconds if seconds else None
 
 
 def law_of(queue: Queue) -> ProcessorSharing | None:
