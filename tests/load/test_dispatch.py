@@ -27,7 +27,9 @@ async def test_fault_06_the_rate_does_not_drift() -> None:
     async def send(arrival: Arrival, started: float) -> None:
         starts.append(started - arrival.scheduled)
 
-    await dispatch(arrivals, send, perf_counter(), sending=anyio.CancelScope())
+    zero = perf_counter()
+    await dispatch(arrivals, send, zero, sending=anyio.CancelScope())
+    assert perf_counter() - zero < 1.05
     assert min(starts) >= 0
     assert median(starts) < 0.005
     assert median(starts[-50:]) < 0.02, "a drift of 9 % is 80 ms here"
@@ -52,11 +54,11 @@ async def test_a_cap_waits_after_the_task_has_started() -> None:
 
     async def send(arrival: Arrival, started: float) -> None:
         sent.append((started, perf_counter() - zero))
-        await anyio.sleep(0.4)
+        await anyio.sleep(0.1)
 
     await dispatch(arrivals, send, zero, sending=anyio.CancelScope(), max_in_flight=2)
-    assert all(started < 0.35 for started, _ in sent)
-    assert [at > 0.39 for _, at in sent] == [False, False, True, True]
+    assert all(started < 0.08 for started, _ in sent)
+    assert [at > 0.09 for _, at in sent] == [False, False, True, True]
 
 
 async def test_a_stop_sends_no_more_and_lets_those_in_flight_end() -> None:

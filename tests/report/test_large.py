@@ -11,7 +11,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "report_benchmark"
 
 
 def test_a_hundred_thousand_requests_take_ten_seconds() -> None:
-    """In wall time, or in CPU time where other tests keep both cores busy.
+    """By CPU time: others may keep this machine busy, and the script itself judges wall time.
 
     The quickest of four counts where need be: a shared machine's own speed wanders by half.
     """
@@ -22,8 +22,7 @@ def test_a_hundred_thousand_requests_take_ten_seconds() -> None:
         text=True,
     )
     assert not done.stderr
-    found = re.search(r"([\d.]+) s \(([\d.]+) s of CPU\), ([\d.]+) GiB", done.stdout)
+    found = re.search(r"\(([\d.]+) s of CPU\), ([\d.]+) GiB", done.stdout)
     assert found, done.stdout
-    seconds, cpu, gib = map(float, found.groups())
-    assert min(seconds, cpu) < 10
-    assert gib < 1
+    assert float(found[1]) < 10
+    assert float(found[2]) < 1
